@@ -1,0 +1,629 @@
+"""Meetings of replicas on the host: barriers that carry payloads.
+
+Replicas of one process meet through a condition variable. The last of them to arrive speaks for the
+process and meets the other processes through the store, so store traffic grows with processes.
+Nothing here touches a device.
+
+A meeting is known by its kind (``rendezvous`` or ``collective``), its name (the tag, or the number of
+the collective), its participants and its description. Replicas whose descriptions differ would wait
+for each other for ever; whoever waits longer than a moment therefore publishes what it waits for,
+reads what the others wait for, and raises when the two can never fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from pjrt_compat.errors import PjrtCompatError, ReplicaLostError, ReplicaMismatchError
+from pjrt_compat.replicas import store as stores
+from pjrt_compat.replicas.identity import Replica
+from pjrt_compat.replicas.store import StoreAddress, StoreClients
+
+TIMEOUT_VARIABLE = "PJRT_COMPAT_TIMEOUT"
+# A replica that waits this long begins to look for a reason.
+GRACE_SECONDS = 0.5
+# A replica that waits this long says so.
+WATCHDOG_SECONDS = 60.0
+# Payloads up to this size travel in one append; longer ones in pieces of their own.
+_INLINE = 16 << 10
+
+_log = logging.getLogger("pjrt_compat")
+
+RENDEZVOUS = "rendezvous"
+COLLECTIVE = "collective"
+
+
+class Topic(NamedTuple):
+    """What a meeting is about.
+
+    Attributes:
+      kind: ``rendezvous`` or ``collective``.
+      name: the tag, or the number of the collective.
+      participants: ordinals, ascending.
+      description: what all must agree on; shown in errors.
+    """
+
+    kind: str
+    name: str
+    participants: Tuple[int, ...]
+    description: str
+
+    def __str__(self) -> str:
+        if self.kind == RENDEZVOUS:
+            return "rendezvous({!r}) of replicas {}".format(self.name, list(self.participants))
+        return self.description
+
+
+class Meeting:
+    """Replicas of this process gathered around one topic."""
+
+    def __init__(self, topic: Topic, expected: int, lock: threading.Lock) -> None:
+        self.topic = topic
+        self.expected = expected
+        self.payloads: Dict[int, Any] = {}
+        self.threads: Dict[int, int] = {}
+        self.changed = threading.Condition(lock)
+        self.done = False
+        self.result: Any = None
+        self.error: Optional[BaseException] = None
+
+
+def user_place(frame: Optional[FrameType]) -> str:
+    """``file:line`` of the innermost frame that is neither ours nor torch's nor Python's own."""
+    stack = traceback.extract_stack(frame)
+    ours = _library_directories()
+    for summary in reversed(stack):
+        if not summary.filename.startswith(ours):
+            return "{}:{} in {}".format(summary.filename, summary.lineno, summary.name)
+    last = stack[-1]
+    return "{}:{} in {}".format(last.filename, last.lineno, last.name)
+
+
+def _library_directories() -> Tuple[str, ...]:
+    modules = [sys.modules.get(name) for name in ("pjrt_compat", "torch", "torch_xla", "threading")]
+    files = [getattr(module, "__file__", None) for module in modules]
+    directories = [os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file]
+    # Installed packages live below the standard library's directory, and they are users' code.
+    standard = directories.pop()
+    files = [os.path.join(standard, name) for name in os.listdir(standard) if name.endswith(".py")]
+    packages = [os.path.join(standard, name) for name in ("multiprocessing", "concurrent")]
+    return tuple(directories + files + packages + ["<"])
+
+
+def thread_place(thread: Optional[int]) -> str:
+    """``user_place`` of a running thread."""
+    frame = sys._current_frames().get(thread or -1)
+    return user_place(frame) if frame is not None else "a finished thread"
+
+
+class MeetingPlace:
+    """Where the replicas hosted by this process meet.
+
+    Args:
+      replicas: the replicas of this process.
+      processes_of: for each ordinal, the number of its process.
+      address: the job's store, or None when this process holds the whole job.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        processes_of: Sequence[int],
+        address: Optional[StoreAddress],
+    ) -> None:
+        self.replicas = {replica.ordinal: replica for replica in replicas}
+        self.processes_of = list(processes_of)
+        self.process = self.processes_of[replicas[0].ordinal]
+        self.clients = StoreClients(address) if address is not None else None
+        self.threads: Dict[int, int] = {}
+        self.ended: Set[int] = set()
+        self._lock = threading.Lock()
+        self._open: Dict[Tuple[str, str, Tuple[int, ...]], Meeting] = {}
+        self._rounds: Dict[Tuple[int, str, Tuple[int, ...]], int] = {}
+        self._published: Set[int] = set()
+        self._collectives: Dict[int, int] = {}
+        self.timeout = _timeout()
+
+    @property
+    def world_size(self) -> int:
+        return len(self.processes_of)
+
+    def index_in_process(self, ordinal: int) -> int:
+        """Position of a replica among those of its process."""
+        process = self.processes_of[ordinal]
+        return [o for o, p in enumerate(self.processes_of) if p == process].index(ordinal)
+
+    @classmethod
+    def of_process(cls, replicas: Sequence[Replica], address: StoreAddress) -> MeetingPlace:
+        """The meeting place of this process; learns from the store who is where."""
+        first = replicas[0]
+        clients = StoreClients(address)
+        with clients.borrow() as client:
+            own = json.dumps([replica.ordinal for replica in replicas])
+            client.set("hosted/{}".format(first.process), own.encode())
+            processes_of = [0] * first.world_size
+            for process in range(first.processes):
+                for ordinal in json.loads(client.get("hosted/{}".format(process))):
+                    processes_of[ordinal] = process
+        return cls(replicas, processes_of, address)
+
+    # -- what callers use ---------------------------------------------------------------------
+
+    def rendezvous(
+        self, ordinal: int, tag: str, payload: bytes, participants: Tuple[int, ...]
+    ) -> Dict[int, bytes]:
+        """Waits for all participants to reach ``tag``; returns their payloads by ordinal."""
+        topic = Topic(RENDEZVOUS, tag, participants, "")
+        key = (ordinal, tag, participants)
+        with self._lock:
+            number = self._rounds.get(key, 0)
+            self._rounds[key] = number + 1
+
+        def speak(meeting: Meeting) -> Dict[int, bytes]:
+            return self._exchange_payloads(topic, number, meeting.payloads)
+
+        return dict(self._meet(ordinal, topic, payload, speak))
+
+    def next_collective(self, ordinal: int) -> int:
+        """Number of the next collective of this replica, which all replicas count alike."""
+        with self._lock:
+            number = self._collectives.get(ordinal, 0)
+            self._collectives[ordinal] = number + 1
+        return number
+
+    def agree(self, ordinal: int, number: int, description: str, payload: Any) -> Dict[int, Any]:
+        """All replicas of the job confirm that they are at the same collective.
+
+        Returns the payloads of the replicas of this process, shared by reference.
+        """
+        topic = Topic(COLLECTIVE, str(number), tuple(range(self.world_size)), description)
+
+        def speak(meeting: Meeting) -> Dict[int, Any]:
+            if self._is_remote(topic):
+                assert self.clients is not None
+                with self.clients.borrow() as client:
+                    self._gather_processes(client, topic, 0, meeting)
+            return meeting.payloads
+
+        return dict(self._meet(ordinal, topic, payload, speak))
+
+    def share(
+        self, ordinal: int, name: str, participants: Tuple[int, ...], payload: Any
+    ) -> Dict[int, Any]:
+        """Payloads of those participants that live in this process, shared by reference."""
+        topic = Topic(COLLECTIVE, name, participants, "a later phase of a collective")
+        if self._expected(topic) == 1:
+            return {ordinal: payload}
+        return dict(self._meet(ordinal, topic, payload, lambda meeting: meeting.payloads))
+
+    def leave(self, ordinal: int) -> None:
+        """Records that the replica's function has returned."""
+        with self._lock:
+            self.ended.add(ordinal)
+            for meeting in self._open.values():
+                meeting.changed.notify_all()
+        if self.clients is not None:
+            with self.clients.borrow() as client:
+                client.set("ended/{}".format(ordinal), b"")
+
+    # -- within the process -------------------------------------------------------------------
+
+    def _expected(self, topic: Topic) -> int:
+        return sum(1 for ordinal in topic.participants if ordinal in self.replicas)
+
+    def _is_remote(self, topic: Topic) -> bool:
+        return any(ordinal not in self.replicas for ordinal in topic.participants)
+
+    def _meet(
+        self, ordinal: int, topic: Topic, payload: Any, speak: Callable[[Meeting], Any]
+    ) -> Any:
+        key = (topic.kind, topic.name, topic.participants)
+        if ordinal in self._published:
+            self._withdraw(ordinal)
+        with self._lock:
+            meeting = self._open.get(key)
+            if meeting is None:
+                meeting = Meeting(topic, self._expected(topic), self._lock)
+                self._open[key] = meeting
+            meeting.payloads[ordinal] = payload
+            meeting.threads[ordinal] = threading.get_ident()
+            mismatch = self._local_mismatch(ordinal, topic, meeting)
+            last = len(meeting.payloads) == meeting.expected
+            if last and mismatch is None:
+                del self._open[key]
+        if mismatch is not None:
+            self._publish({ordinal: topic})
+            raise mismatch
+        if not last:
+            return self._wait_for_speaker(ordinal, meeting)
+        try:
+            result = speak(meeting)
+        except BaseException as error:
+            self._finish(meeting, None, error)
+            raise
+        self._finish(meeting, result, None)
+        return result
+
+    def _finish(self, meeting: Meeting, result: Any, error: Optional[BaseException]) -> None:
+        if meeting.expected == 1:
+            return
+        with self._lock:
+            meeting.result, meeting.error, meeting.done = result, error, True
+            meeting.changed.notify_all()
+
+    def _local_mismatch(
+        self, ordinal: int, topic: Topic, meeting: Meeting
+    ) -> Optional[ReplicaMismatchError]:
+        """The error of replicas of this process that can never meet, given to the waiting ones.
+
+        The caller holds the lock, publishes and raises.
+        """
+        clashing = [
+            other
+            for other in self._open.values()
+            if (other.topic.kind, other.topic.name) == (topic.kind, topic.name)
+            and other.topic != topic
+        ]
+        if not clashing:
+            return None
+        lines = [_waiting_line(ordinal, topic, threading.get_ident())]
+        for other in clashing:
+            for waiting, thread in other.threads.items():
+                if waiting != ordinal:
+                    lines.append(_waiting_line(waiting, other.topic, thread))
+        error = ReplicaMismatchError(_mismatch_text(topic, lines))
+        for other in [*clashing, meeting]:
+            other.error, other.done = error, True
+            other.changed.notify_all()
+            self._open.pop((other.topic.kind, other.topic.name, other.topic.participants), None)
+        return error
+
+    def _wait_for_speaker(self, ordinal: int, meeting: Meeting) -> Any:
+        started = time.monotonic()
+        patience = Patience(self, meeting, ordinal, started)
+        while True:
+            with self._lock:
+                if not meeting.done:
+                    meeting.changed.wait(GRACE_SECONDS)
+                if meeting.done:
+                    break
+                arrived = len(meeting.payloads) == meeting.expected
+            if not arrived:
+                try:
+                    patience.look_for_a_reason()
+                except BaseException as error:
+                    self._finish(meeting, None, error)
+                    with self._lock:
+                        self._open.pop(
+                            (meeting.topic.kind, meeting.topic.name, meeting.topic.participants),
+                            None,
+                        )
+                    raise
+        if meeting.error is not None:
+            raise _copy_for_this_thread(meeting.error)
+        return meeting.result
+
+    # -- between processes --------------------------------------------------------------------
+
+    def _exchange_payloads(
+        self, topic: Topic, number: int, payloads: Dict[int, bytes]
+    ) -> Dict[int, bytes]:
+        if not self._is_remote(topic):
+            return payloads
+        assert self.clients is not None
+        meeting = Meeting(topic, 0, self._lock)
+        meeting.payloads = payloads
+        with self.clients.borrow() as client:
+            key = _store_key(topic, number)
+            carried = self._send_payloads(client, key, payloads)
+            total = self._gather_processes(client, topic, number, meeting, carried)
+            if total == 0:
+                return {ordinal: payloads.get(ordinal, b"") for ordinal in topic.participants}
+            received = self._receive_payloads(client, key, topic)
+            received.update(payloads)
+            self._clean_up(client, key, topic)
+            return received
+
+    def _send_payloads(self, client: Any, key: str, payloads: Dict[int, bytes]) -> int:
+        """Appends a frame per payload; returns how many there are."""
+        frames = b""
+        for ordinal, payload in payloads.items():
+            if not payload:
+                continue
+            pieces = 0
+            if len(payload) > _INLINE:
+                pieces = stores.put_long(client, "{}/{}".format(key, ordinal), payload)
+                payload = b""
+            frames += b"%d %d %d\n" % (ordinal, pieces, len(payload)) + payload
+        if frames:
+            client.append(key + "/frames", frames)
+        return 1 if frames else 0
+
+    def _receive_payloads(self, client: Any, key: str, topic: Topic) -> Dict[int, bytes]:
+        received = dict.fromkeys(topic.participants, b"")
+        frames = client.get(key + "/frames")
+        position = 0
+        while position < len(frames):
+            end = frames.index(b"\n", position)
+            ordinal, pieces, length = (int(field) for field in frames[position:end].split())
+            position = end + 1
+            if pieces and ordinal not in self.replicas:
+                received[ordinal] = stores.get_long(client, "{}/{}".format(key, ordinal), pieces)
+            elif not pieces:
+                received[ordinal] = frames[position : position + length]
+            position += length
+        return received
+
+    def _clean_up(self, client: Any, key: str, topic: Topic) -> None:
+        """Removes the payloads when every process has read them."""
+        if client.add(key + "/read", 1) < len(self._processes(topic)):
+            return
+        frames = client.get(key + "/frames")
+        position = 0
+        while position < len(frames):
+            end = frames.index(b"\n", position)
+            ordinal, pieces, length = (int(field) for field in frames[position:end].split())
+            position = end + 1 + length
+            if pieces:
+                stores.delete_long(client, "{}/{}".format(key, ordinal), pieces)
+        client.delete_key(key + "/frames")
+        client.delete_key(key + "/read")
+
+    def _processes(self, topic: Topic) -> Set[int]:
+        return {self.processes_of[ordinal] for ordinal in topic.participants}
+
+    def _gather_processes(
+        self, client: Any, topic: Topic, number: int, meeting: Meeting, carried: int = 0
+    ) -> int:
+        """Waits for every process of the topic; returns how many carried a payload.
+
+        One counter tells who is last: it counts processes in its lower half and payloads in its
+        upper half. The last one opens the gate, and the last to pass removes both keys.
+        """
+        key = _store_key(topic, number)
+        count = len(self._processes(topic))
+        arrived = client.add(key, 1 + (carried << 32))
+        if arrived & 0xFFFFFFFF == count:
+            client.set(key + "/gate", b"%d" % (arrived >> 32))
+        else:
+            self._wait_at_gate(client, key + "/gate", meeting)
+        total = int(client.get(key + "/gate"))
+        if client.add(key, 1) & 0xFFFFFFFF == 2 * count:
+            client.delete_key(key + "/gate")
+            client.delete_key(key)
+        return total
+
+    def _wait_at_gate(self, client: Any, key: str, meeting: Meeting) -> None:
+        spokesman = min(meeting.payloads)
+        patience = Patience(self, meeting, spokesman, time.monotonic())
+        while not stores.wait_for(client, key, GRACE_SECONDS):
+            patience.look_for_a_reason()
+
+    # -- looking for a reason -----------------------------------------------------------------
+
+    def _publish(self, topics: Dict[int, Topic]) -> None:
+        """Tells other processes what replicas of this one wait for."""
+        if self.clients is None:
+            return
+        with self.clients.borrow() as client:
+            for ordinal, topic in topics.items():
+                place = thread_place(self.threads.get(ordinal))
+                client.set(
+                    "waiting/{}".format(ordinal), json.dumps([list(topic), place]).encode()
+                )
+        self._published.update(topics)
+
+    def _withdraw(self, ordinal: int) -> None:
+        self._published.discard(ordinal)
+        if self.clients is not None:
+            with self.clients.borrow() as client:
+                client.delete_key("waiting/{}".format(ordinal))
+
+    def _read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
+        """What a replica of another process waits for and where, if it published that."""
+        key = "waiting/{}".format(ordinal)
+        if self.clients is None:
+            return None
+        with self.clients.borrow() as client:
+            if not client.check([key]):
+                return None
+            (kind, name, participants, description), place = json.loads(client.get(key))
+        return Topic(kind, name, tuple(participants), description), place
+
+    def _has_ended(self, ordinal: int) -> bool:
+        if ordinal in self.ended:
+            return True
+        if self.clients is None or ordinal in self.replicas:
+            return False
+        with self.clients.borrow() as client:
+            return bool(client.check(["ended/{}".format(ordinal)]))
+
+    def _claim(self, topic: Topic) -> bool:
+        """Whether this process is the one to speak about a long wait."""
+        if self.clients is None:
+            return True
+        with self.clients.borrow() as client:
+            return bool(client.add("said/" + _store_key(topic, 0), 1) == 1)
+
+
+class Patience:
+    """A replica that waits, and from time to time asks itself why."""
+
+    def __init__(
+        self, place: MeetingPlace, meeting: Meeting, ordinal: int, started: float
+    ) -> None:
+        self.place = place
+        self.meeting = meeting
+        self.ordinal = ordinal
+        self.started = started
+        self.published = False
+        self.spoken = False
+
+    def look_for_a_reason(self) -> None:
+        """Raises when waiting is in vain; speaks once when it is long.
+
+        Raises:
+          ReplicaMismatchError: another replica waits at a call that can never fit this one.
+          ReplicaLostError: a participant's function has returned, or PJRT_COMPAT_TIMEOUT passed.
+        """
+        topic = self.meeting.topic
+        if not self.published:
+            self.published = True
+            self.place._publish(dict.fromkeys(self.meeting.payloads, topic))
+        missing: List[int] = []
+        lines: List[str] = []
+        where: Dict[int, str] = {}
+        for ordinal in topic.participants:
+            if ordinal in self.meeting.payloads:
+                continue
+            waiting = self._waiting_of(ordinal)
+            if waiting is None:
+                missing.append(ordinal)
+            elif waiting[0] != topic:
+                missing.append(ordinal)
+                where[ordinal] = "waits in {} at {}".format(*waiting)
+                if waiting[0].kind == topic.kind and waiting[0].name == topic.name:
+                    lines.append("replica {} is in {} at {}".format(ordinal, *waiting))
+        if lines:
+            own = _waiting_line(self.ordinal, topic, self.meeting.threads.get(self.ordinal))
+            raise ReplicaMismatchError(_mismatch_text(topic, [own, *lines]))
+        self._check_ended(topic, missing)
+        self._check_time(topic, missing, where)
+
+    def _waiting_of(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
+        for other in list(self.place._open.values()):
+            if ordinal in other.payloads:
+                return other.topic, thread_place(other.threads.get(ordinal))
+        if ordinal in self.place.replicas:
+            return None
+        return self.place._read_waiting(ordinal)
+
+    def _check_ended(self, topic: Topic, missing: Sequence[int]) -> None:
+        ended = [ordinal for ordinal in missing if self.place._has_ended(ordinal)]
+        if ended:
+            raise ReplicaLostError(
+                "replica {} waits in {}, but the function of replica(s) {} has returned without "
+                "joining. All participants must make the same calls; look for a condition around "
+                "this one.".format(self.ordinal, topic, ended)
+            )
+
+    def _check_time(self, topic: Topic, missing: Sequence[int], where: Dict[int, str]) -> None:
+        waited = time.monotonic() - self.started
+        if self.place.timeout is not None and waited > self.place.timeout:
+            raise ReplicaLostError(
+                "replica {} waited {:.0f} s ({}) in {}; still missing: {}".format(
+                    self.ordinal, waited, TIMEOUT_VARIABLE, topic, self._whereabouts(missing, where)
+                )
+            )
+        if waited > WATCHDOG_SECONDS and not self.spoken:
+            self.spoken = True
+            if self.place._claim(topic):
+                print(
+                    "pjrt_compat: {} has been waited for {:.0f} s; still missing: {}. Set {}=<seconds>"
+                    " to make this an error.".format(
+                        topic, waited, self._whereabouts(missing, where), TIMEOUT_VARIABLE
+                    ),
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _whereabouts(self, missing: Sequence[int], where: Dict[int, str]) -> str:
+        asked = [o for o in missing if o not in where and o not in self.place.replicas]
+        answers = ask_where(self.place, asked) if asked else {}
+        parts = []
+        for ordinal in missing:
+            if ordinal in where:
+                place = where[ordinal]
+            elif ordinal in self.place.replicas:
+                place = "is at " + thread_place(self.place.threads.get(ordinal))
+            else:
+                place = answers.get(ordinal, "does not answer")
+            parts.append("replica {} ({})".format(ordinal, place))
+        return ", ".join(parts)
+
+
+# -- where is everybody ---------------------------------------------------------------------------
+
+
+def ask_where(place: MeetingPlace, ordinals: Sequence[int], seconds: float = 2.0) -> Dict[int, str]:
+    """The line of code each of these replicas of other processes is at, as far as they answer."""
+    assert place.clients is not None
+    answers = {}
+    with place.clients.borrow() as client:
+        number = client.add("where/asked", 1)
+        client.set("where/{}".format(number), b"")
+        deadline = time.monotonic() + seconds
+        for ordinal in ordinals:
+            key = "at/{}/{}".format(number, ordinal)
+            if stores.wait_for(client, key, max(0.05, deadline - time.monotonic())):
+                answers[ordinal] = "is at " + client.get(key).decode()
+    return answers
+
+
+def answer_where(place: MeetingPlace, on_lost: Callable[[], None]) -> None:
+    """Answers ``ask_where`` for ever; runs on a thread that sleeps inside the store.
+
+    Calls ``on_lost`` when the launcher, which holds the store, is gone.
+    """
+    assert place.clients is not None
+    number = 1
+    try:
+        client = place.clients.connect()
+        while True:
+            if not stores.wait_for(client, "where/{}".format(number), 3600.0):
+                continue
+            for ordinal in place.replicas:
+                at = thread_place(place.threads.get(ordinal))
+                client.set("at/{}/{}".format(number, ordinal), at.encode())
+            number += 1
+    except RuntimeError as error:  # the connection broke
+        _log.debug("the store of the job is gone: %s", error)
+        on_lost()
+
+
+# -- texts ----------------------------------------------------------------------------------------
+
+
+def _store_key(topic: Topic, number: int) -> str:
+    text = repr((tuple(topic), number))
+    return "meet/" + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def _waiting_line(ordinal: int, topic: Topic, thread: Optional[int]) -> str:
+    return "replica {} is in {} at {}".format(ordinal, topic, thread_place(thread))
+
+
+def _mismatch_text(topic: Topic, lines: Sequence[str]) -> str:
+    if topic.kind == RENDEZVOUS:
+        head = "replicas met rendezvous {!r} with different `replicas`".format(topic.name)
+    else:
+        head = "replicas made different calls as their collective number {}".format(topic.name)
+    return "{}: {}. Every participant must make the same call.".format(head, "; ".join(lines))
+
+
+def _copy_for_this_thread(error: BaseException) -> BaseException:
+    """One exception object must not be raised on two threads: they would share its traceback."""
+    if isinstance(error, PjrtCompatError):
+        return type(error)(*error.args)
+    return ReplicaLostError("another replica of this process failed while meeting: {!r}".format(error))
+
+
+def _timeout() -> Optional[float]:
+    text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise PjrtCompatError(
+            "{}={!r} is not a number of seconds".format(TIMEOUT_VARIABLE, text)
+        ) from None

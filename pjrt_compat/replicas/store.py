@@ -1,0 +1,123 @@
+"""The key-value store through which the processes of a job meet.
+
+It is ``torch.distributed.TCPStore``: the launcher holds the server, each process connects. A client
+serves one caller at a time and waits inside the call, so each waiting thread borrows a client of its
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import inspect
+import os
+import socket
+import threading
+from typing import Any, Dict, Iterator, List, NamedTuple
+
+import torch.distributed as dist
+
+FOREVER = datetime.timedelta(days=365)
+# The server refuses values of more than 8 MiB with some back ends
+# (measured on 2.5 and 2.9), so long values go in pieces.
+PIECE = 4 << 20
+_LOOPBACK = "127.0.0.1"
+PORT_VARIABLE = "PJRT_COMPAT_PORT"
+
+
+class StoreAddress(NamedTuple):
+    host: str
+    port: int
+
+
+def _back_end() -> Dict[str, Any]:
+    # The libuv back end refuses a listening socket (2.5) and long values (2.9).
+    if "use_libuv" in (inspect.getdoc(dist.TCPStore.__init__) or ""):
+        return {"use_libuv": False}
+    return {}
+
+
+class StoreServer:
+    """The server; it lives as long as this object."""
+
+    def __init__(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_LOOPBACK, int(os.environ.get(PORT_VARIABLE, "0"))))
+        listener.listen(1024)
+        self.address = StoreAddress(_LOOPBACK, listener.getsockname()[1])
+        self.store = dist.TCPStore(
+            self.address.host,
+            self.address.port,
+            None,
+            True,
+            FOREVER,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+            **_back_end(),
+        )
+
+
+class StoreClients:
+    """Connections of this process, lent to one thread at a time."""
+
+    def __init__(self, address: StoreAddress) -> None:
+        self.address = address
+        self._idle: List[Any] = []
+        self._lock = threading.Lock()
+
+    def connect(self) -> Any:
+        return dist.TCPStore(
+            self.address.host,
+            self.address.port,
+            None,
+            False,
+            FOREVER,
+            wait_for_workers=False,
+            **_back_end(),
+        )
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Any]:
+        with self._lock:
+            client = self._idle.pop() if self._idle else None
+        if client is None:
+            client = self.connect()
+        yield client
+        # Not returned after an exception: the connection may be in the middle of an answer.
+        with self._lock:
+            self._idle.append(client)
+
+
+def put_long(client: Any, key: str, value: bytes) -> int:
+    """Stores ``value`` in pieces under ``key/0``, ``key/1``, ...; returns their number."""
+    count = max(1, -(-len(value) // PIECE))
+    for index in range(count):
+        client.set("{}/{}".format(key, index), value[index * PIECE : (index + 1) * PIECE])
+    return count
+
+
+def get_long(client: Any, key: str, count: int) -> bytes:
+    return b"".join(client.get("{}/{}".format(key, index)) for index in range(count))
+
+
+def delete_long(client: Any, key: str, count: int) -> None:
+    for index in range(count):
+        client.delete_key("{}/{}".format(key, index))
+
+
+def wait_for(client: Any, key: str, seconds: float) -> bool:
+    """Waits until ``key`` exists; False when it does not within ``seconds``.
+
+    Raises:
+      RuntimeError: the connection is lost.
+    """
+    try:
+        client.wait([key], datetime.timedelta(seconds=seconds))
+        return True
+    except RuntimeError as error:  # torch has no type of its own for a time-out before 2.3
+        text = str(error).lower()
+        if "timeout" in text or "timed out" in text:
+            return False
+        raise

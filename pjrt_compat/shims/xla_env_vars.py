@@ -1,0 +1,19 @@
+"""Constants of XRT's ``torch_xla.core.xla_env_vars`` (v1.12.0) that were removed in 2.1.
+
+From 2.3 on torch_xla has a ``WORLD_SIZE`` of its own, with another value, which it reads itself; the
+table adds names only where they are missing.
+"""
+
+DEVICE_MAP = "XRT_DEVICE_MAP"
+HOST_ORDINAL = "XRT_HOST_ORDINAL"
+HOST_WORLD_SIZE = "XRT_HOST_WORLD_SIZE"
+LOCAL_ORDINAL = "XRT_SHARD_LOCAL_ORDINAL"
+LOCAL_WORKER = "XRT_LOCAL_WORKER"
+MP_DEVICE = "XRT_MULTI_PROCESSING_DEVICE"
+ORDINAL = "XRT_SHARD_ORDINAL"
+SERVICE_ADDRESS = "XRT_MESH_SERVICE_ADDRESS"
+TORCH_DIST_METHOD = "XRT_TORCH_DIST_METHOD"
+TORCH_DIST_ROOT = "XRT_TORCH_DIST_ROOT"
+TPU_CONFIG = "XRT_TPU_CONFIG"
+WORKERS = "XRT_WORKERS"
+WORLD_SIZE = "XRT_SHARD_WORLD_SIZE"
