@@ -108,11 +108,11 @@ def broadcast(
 ) -> Union[torch.Tensor, List[torch.Tensor]]:
     """``xm.broadcast``: copies the root replica's values to the others.
 
-    See :func:`pjrt_compat.shims.xla_model.broadcast`.
+    See :func:`pjrt_compat.shims.xla_collectives.broadcast`.
     """
-    from pjrt_compat.shims import xla_model
+    from pjrt_compat.shims import xla_collectives
 
-    return xla_model.broadcast(tensor_or_list, root_ordinal, groups, pin_layout)
+    return xla_collectives.broadcast(tensor_or_list, root_ordinal, groups, pin_layout)
 
 
 def __getattr__(name: str) -> Any:

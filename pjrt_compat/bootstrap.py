@@ -53,8 +53,14 @@ class TorchXlaFinder:
 
 
 def start(route: str) -> bool:
-    """Activates if ``PJRT_COMPAT`` asks for it. Returns whether the shim is active."""
+    """Activates if ``PJRT_COMPAT`` asks for it. Returns whether the shim is active.
+
+    To call this, a sitecustomize or .pth has just imported the package, which activates by itself;
+    the route worth remembering is the caller's.
+    """
     if is_asked_for():
+        if STATE.routes == ["import"]:
+            STATE.routes.clear()
         install(route)
     return STATE.active
 
@@ -129,26 +135,3 @@ def split_list(value: Optional[str]) -> Optional[Iterable[str]]:
     if value is None:
         return None
     return [entry.strip() for entry in value.split(",") if entry.strip()]
-
-
-def chain_sitecustomize(own_directory: str) -> None:
-    """Imports the sitecustomize that ``own_directory`` hides, if there is one.
-
-    Python imports the first ``sitecustomize`` on ``sys.path`` only. Ours stands aside: it looks
-    on the rest of the path and leaves ``sys.modules['sitecustomize']`` to the module found there.
-    """
-    own = os.path.abspath(own_directory)
-    kept = sys.path[:]
-    ours = sys.modules.pop("sitecustomize", None)
-    sys.path[:] = [entry for entry in kept if os.path.abspath(entry or ".") != own]
-    try:
-        __import__("sitecustomize")
-    except ImportError as error:
-        if getattr(error, "name", None) != "sitecustomize":
-            raise
-        if ours is not None:
-            sys.modules["sitecustomize"] = ours
-    finally:
-        # What the other sitecustomize added to the path is kept.
-        added = [entry for entry in sys.path if entry not in kept]
-        sys.path[:] = kept + added

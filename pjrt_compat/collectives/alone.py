@@ -1,7 +1,7 @@
 """Collectives of a program that runs alone: a world of one replica.
 
-What XRT did without replication (v1.12.0 ``torch_xla/core/xla_model.py``): nothing is exchanged, and
-``all_reduce`` applies no scale.
+What XRT did without replication (v1.12.0 ``torch_xla/core/xla_model.py``): nothing is exchanged,
+and ``all_reduce`` applies no scale.
 """
 
 from __future__ import annotations

@@ -234,7 +234,9 @@ def check_output(
     outputs = check_tensors(call, output, "output")
     if len(outputs) != len(like):
         raise ValueError(
-            "{}: `output` has {} tensor(s), the input {}".format(call.who(), len(outputs), len(like))
+            "{}: `output` has {} tensor(s), the input {}".format(
+                call.who(), len(outputs), len(like)
+            )
         )
     for out, value, shape in zip(outputs, like, shapes):
         if tuple(out.shape) != tuple(shape) or out.dtype != value.dtype:
@@ -274,9 +276,8 @@ def check_root(call: Call, root_ordinal: Any) -> int:
     for group in call.groups or []:
         if root_ordinal in group:
             raise ValueError(
-                "{}: root_ordinal={} is not in the caller's group {}; pass each group's own root".format(
-                    call.who(), root_ordinal, list(call.group)
-                )
+                "{}: root_ordinal={} is not in the caller's group {}; pass each group's "
+                "own root".format(call.who(), root_ordinal, list(call.group))
             )
     raise ValueError(
         "{}: root_ordinal={} is not one of the replicas {}".format(

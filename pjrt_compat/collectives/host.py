@@ -1,9 +1,9 @@
 """Collectives on the host, for devices whose runtime has none (PJRT's CPU).
 
 Tensors are brought to host memory, exchanged and brought back. Replicas of one process read each
-other's memory; those of different processes exchange messages through gloo. Every collective begins
-with an agreement of all replicas on what they are about to do, so a mismatch is an error and not a
-hang, and nothing is sent before everybody is there.
+other's memory; those of different processes exchange messages through gloo. Every collective
+begins with an agreement of all replicas on what they are about to do, so a mismatch is an error
+and not a hang, and nothing is sent before everybody is there.
 
 Results do not depend on the layout: reductions run element by element in ascending order of ordinal.
 """
@@ -77,7 +77,7 @@ class Exchange:
 
 
 def begin(call: Call, description: str, deposit: Any) -> Exchange:
-    """Agrees with all other replicas on the collective; ``deposit`` is visible within the process."""
+    """Agrees with all other replicas on the collective; the process sees every ``deposit``."""
     place = STATE.meeting_place
     if place is None:
         raise PjrtCompatError(
@@ -273,9 +273,7 @@ def _scratch_like(like: torch.Tensor, length: int, count: int) -> List[torch.Ten
 # -- gathering and personal exchange ---------------------------------------------------------------
 
 
-def gather_flat(
-    exchange: Exchange, own: torch.Tensor
-) -> Dict[int, torch.Tensor]:
+def gather_flat(exchange: Exchange, own: torch.Tensor) -> Dict[int, torch.Tensor]:
     """Every member's 1-D host tensor (all of one length), by ordinal; not to be written to."""
     values = {o: exchange.deposits[o] for o in exchange.local}
     if not exchange.is_remote:
@@ -414,4 +412,3 @@ def _receive_broadcast(
             wait_all([exchange.transport().receive(received, process, tag)])
     found: torch.Tensor = exchange.share(received)[exchange.receiver_of(root)]
     return found
-

@@ -20,8 +20,8 @@ _LOOPBACK = "127.0.0.1"
 class Transport:
     """Connects every process of the job to every other one.
 
-    It is made when replicas of different processes first exchange tensors, by all processes together
-    (gloo connects them pairwise through the store).
+    It is made when replicas of different processes first exchange tensors, by all processes
+    together (gloo connects them pairwise through the store).
     """
 
     def __init__(self, place: MeetingPlace) -> None:

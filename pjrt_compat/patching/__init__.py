@@ -67,9 +67,9 @@ def undo_loader_chaining(module: ModuleType) -> None:
     wrapt's import hook leaves its chained loader behind in some versions
     (https://github.com/GrahamDumpleton/wrapt/issues/221).
     """
-    spec = getattr(module, "__spec__", None)
-    loader = getattr(spec, "loader", None)
-    if type(loader).__name__ == "_ImportHookChainedLoader":
+    spec: Any = getattr(module, "__spec__", None)
+    loader: Any = getattr(spec, "loader", None)
+    if spec is not None and type(loader).__name__ == "_ImportHookChainedLoader":
         loader = loader.loader
         spec.loader = loader
     if type(getattr(module, "__loader__", None)).__name__ == "_ImportHookChainedLoader":
@@ -114,7 +114,9 @@ def set_log_level() -> None:
     if not level:
         logger.addHandler(logging.NullHandler())
     elif not isinstance(logging.getLevelName(level), int):
-        warn_once("log", "PJRT_COMPAT_LOG={} is no log level; use debug, info or warning".format(level))
+        warn_once(
+            "log", "PJRT_COMPAT_LOG={} is no log level; use debug, info or warning".format(level)
+        )
     elif not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("pjrt_compat: %(message)s"))
@@ -145,7 +147,9 @@ def activate(
             if former and former != frozenset(entries):
                 warn_once(
                     "again-" + name,
-                    "activate() was called again with another {}; both choices hold now".format(name),
+                    "activate() was called again with another {}; both choices hold now".format(
+                        name
+                    ),
                 )
             setattr(STATE, name, former | frozenset(entries))
     STATE.strict = STATE.strict or strict

@@ -131,8 +131,9 @@ class Registry:
             record.state, record.reason = DISABLED, "not chosen by PJRT_COMPAT_ONLY/SKIP"
             return
         if not patch.needs():
-            record.state, record.reason = NATIVE, "the probe {} says it is right here".format(
-                patch.needs.__name__
+            record.state, record.reason = (
+                NATIVE,
+                "the probe {} says it is right here".format(patch.needs.__name__),
             )
             return
         try:

@@ -28,7 +28,7 @@ class Status(NamedTuple):
     patches: List[PatchStatus]
     early_bindings: List[EarlyBinding]
 
-    def count(self) -> Dict[str, int]:
+    def counts(self) -> Dict[str, int]:
         """Number of patches by state."""
         counted: Dict[str, int] = {}
         for patch in self.patches:

@@ -45,17 +45,23 @@ _RUNTIME = "torch_xla.runtime"
 _MULTIPROCESSING = "torch_xla.distributed.xla_multiprocessing"
 
 
-def _model(name: str, changed: str, why: str, ref: str, kind: str = CORRECT) -> Patch:
+def _model(
+    name: str, changed: str, why: str, ref: str, kind: str = CORRECT, shims: str = "xla_model"
+) -> Patch:
     return Patch(
         "xla_model." + name,
         _MODEL + ":" + name,
         kind,
-        "pjrt_compat.shims.xla_model:" + name,
+        "pjrt_compat.shims.{}:{}".format(shims, name),
         probe.lacks_xrt,
         changed,
         why,
         ref,
     )
+
+
+def _collective(name: str, changed: str, why: str, ref: str, kind: str = CORRECT) -> Patch:
+    return _model(name, changed, why, ref, kind, "xla_collectives")
 
 
 def _runtime(name: str, why: str) -> Patch:
@@ -159,36 +165,40 @@ TABLE: List[Patch] = [
         "v1.12.0 torch_xla/utils/serialization.py:79",
     ),
     # Collectives.
-    _model(
+    _collective(
         "CollectiveContext",
         "2.1",
         "removed with the host reduction tier",
         "v1.12.0 torch_xla/core/xla_model.py",
         ADD,
     ),
-    _model(
+    _collective(
         "all_reduce",
         "2.1",
         "cctx was dropped; several replicas on CPU hang or abort",
         _ISSUE + "9089",
     ),
-    _model(
+    _collective(
         "all_gather",
         "2.1",
         "pads by ordinal, a different graph on every replica; CPU hangs or aborts",
         _ISSUE + "9089",
     ),
-    _model("reduce_scatter", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"),
-    _model("all_to_all", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"),
-    _model("collective_permute", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"),
-    _model(
+    _collective("reduce_scatter", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"),
+    _collective("all_to_all", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"),
+    _collective(
+        "collective_permute", "2.1", "several replicas on CPU hang or abort", _ISSUE + "9089"
+    ),
+    _collective(
         "collective_broadcast",
         "1.13",
         "multiplies by zero, so a receiver's NaN or inf survives",
         "v2.9.0 torch_xla/core/xla_model.py:795",
     ),
-    _model("broadcast", "never existed", "every framework wrote its own", _ISSUE + "7770", ADD),
-    _model(
+    _collective(
+        "broadcast", "never existed", "every framework wrote its own", _ISSUE + "7770", ADD
+    ),
+    _collective(
         "broadcast_master_param",
         "2.1",
         "uses collective_broadcast, and so multiplies by zero",

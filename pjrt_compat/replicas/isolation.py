@@ -136,7 +136,7 @@ def inherit_identity() -> None:
 
     from concurrent.futures import ThreadPoolExecutor
 
-    native_submit = ThreadPoolExecutor.submit
+    native_submit: Any = ThreadPoolExecutor.submit
 
     @functools.wraps(native_submit)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

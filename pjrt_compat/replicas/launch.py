@@ -1,4 +1,4 @@
-"""``xmp.spawn`` on torch.multiprocessing: processes that hold one replica or several threads of them.
+"""``xmp.spawn`` on torch.multiprocessing: processes that hold one replica each, or several threads.
 
 XRT's rules (v1.12.0 ``torch_xla/distributed/xla_multiprocessing.py``): a worker that fails prints
 ``Exception in device=TPU:3: ...`` with its traceback to stderr and exits with 17; the first failure
@@ -22,12 +22,14 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException
 
-from pjrt_compat.errors import PjrtCompatError, TopologyError, warn_once
+from pjrt_compat.errors import PjrtCompatError, warn_once
 from pjrt_compat.replicas import identity, isolation, runtime
 from pjrt_compat.replicas.identity import Replica
-from pjrt_compat.replicas.rendezvous import MeetingPlace, answer_where
+from pjrt_compat.replicas.layouts import Topology
+from pjrt_compat.replicas.rendezvous import MeetingPlace
 from pjrt_compat.replicas.store import StoreAddress, StoreServer
-from pjrt_compat.replicas.topology import Topology, plan_job
+from pjrt_compat.replicas.topology import plan_job
+from pjrt_compat.replicas.watch import answer_where
 from pjrt_compat.state import STATE
 
 FAILURE_EXIT_CODE = 17
@@ -120,7 +122,7 @@ class ReplicaContext(ProcessContext):
                 else "",
             )
         return ProcessExitedException(
-            text, ordinal, error.error_pid, error.exit_code, signal_name=error.signal_name
+            text, ordinal, error.pid, error.exit_code, signal_name=error.signal_name
         )
 
     def _reports(self) -> Dict[int, str]:
@@ -246,7 +248,7 @@ def prepare_fork_server() -> None:
     """Has the fork server import torch_xla once, and replaces one with an outdated environment."""
     from multiprocessing import forkserver
 
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     present = {k: v for k, v in os.environ.items() if k.startswith(_LOAD_TIME_PREFIXES)}
     if server._forkserver_pid is not None and getattr(server, "_pjrt_compat", None) == present:
         return
@@ -425,7 +427,10 @@ def _report(replica: Replica, plan: Plan, error: BaseException) -> None:
     path = os.path.join(plan.reports, str(replica.ordinal))
     with contextlib.suppress(FileNotFoundError):  # the launcher has gone on without us
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", errors="backslashreplace", dir=os.path.dirname(plan.reports),
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            dir=os.path.dirname(plan.reports),
             delete=False,
         ) as file:
             file.write(traceback.format_exc()[-65536:])
@@ -472,6 +477,3 @@ def _launcher_is_gone() -> None:
     """A launcher that was killed cannot end its replicas; they end themselves."""
     print("pjrt_compat: the launcher of this job is gone; ending", file=sys.stderr, flush=True)
     os._exit(FAILURE_EXIT_CODE)
-
-
-__all__ = ["TopologyError", "spawn"]

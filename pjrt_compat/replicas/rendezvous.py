@@ -4,105 +4,35 @@ Replicas of one process meet through a condition variable. The last of them to a
 process and meets the other processes through the store, so store traffic grows with processes.
 Nothing here touches a device.
 
-A meeting is known by its kind (``rendezvous`` or ``collective``), its name (the tag, or the number of
-the collective), its participants and its description. Replicas whose descriptions differ would wait
-for each other for ever; whoever waits longer than a moment therefore publishes what it waits for,
-reads what the others wait for, and raises when the two can never fit.
+A meeting is known by its kind (``rendezvous`` or ``collective``), its name (the tag, or the number
+of the collective), its participants and its description; replicas at different ones never meet.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import os
-import sys
 import threading
 import time
-import traceback
-from types import FrameType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from pjrt_compat.errors import PjrtCompatError, ReplicaLostError, ReplicaMismatchError
 from pjrt_compat.replicas import store as stores
 from pjrt_compat.replicas.identity import Replica
+from pjrt_compat.replicas.meeting import (
+    COLLECTIVE,
+    RENDEZVOUS,
+    Meeting,
+    Topic,
+    mismatch_text,
+    thread_place,
+    waiting_line,
+)
 from pjrt_compat.replicas.store import StoreAddress, StoreClients
+from pjrt_compat.replicas.watch import GRACE_SECONDS, Patience, time_limit
 
-TIMEOUT_VARIABLE = "PJRT_COMPAT_TIMEOUT"
-# A replica that waits this long begins to look for a reason.
-GRACE_SECONDS = 0.5
-# A replica that waits this long says so.
-WATCHDOG_SECONDS = 60.0
 # Payloads up to this size travel in one append; longer ones in pieces of their own.
 _INLINE = 16 << 10
-
-_log = logging.getLogger("pjrt_compat")
-
-RENDEZVOUS = "rendezvous"
-COLLECTIVE = "collective"
-
-
-class Topic(NamedTuple):
-    """What a meeting is about.
-
-    Attributes:
-      kind: ``rendezvous`` or ``collective``.
-      name: the tag, or the number of the collective.
-      participants: ordinals, ascending.
-      description: what all must agree on; shown in errors.
-    """
-
-    kind: str
-    name: str
-    participants: Tuple[int, ...]
-    description: str
-
-    def __str__(self) -> str:
-        if self.kind == RENDEZVOUS:
-            return "rendezvous({!r}) of replicas {}".format(self.name, list(self.participants))
-        return self.description
-
-
-class Meeting:
-    """Replicas of this process gathered around one topic."""
-
-    def __init__(self, topic: Topic, expected: int, lock: threading.Lock) -> None:
-        self.topic = topic
-        self.expected = expected
-        self.payloads: Dict[int, Any] = {}
-        self.threads: Dict[int, int] = {}
-        self.changed = threading.Condition(lock)
-        self.done = False
-        self.result: Any = None
-        self.error: Optional[BaseException] = None
-
-
-def user_place(frame: Optional[FrameType]) -> str:
-    """``file:line`` of the innermost frame that is neither ours nor torch's nor Python's own."""
-    stack = traceback.extract_stack(frame)
-    ours = _library_directories()
-    for summary in reversed(stack):
-        if not summary.filename.startswith(ours):
-            return "{}:{} in {}".format(summary.filename, summary.lineno, summary.name)
-    last = stack[-1]
-    return "{}:{} in {}".format(last.filename, last.lineno, last.name)
-
-
-def _library_directories() -> Tuple[str, ...]:
-    modules = [sys.modules.get(name) for name in ("pjrt_compat", "torch", "torch_xla", "threading")]
-    files = [getattr(module, "__file__", None) for module in modules]
-    directories = [os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file]
-    # Installed packages live below the standard library's directory, and they are users' code.
-    standard = directories.pop()
-    files = [os.path.join(standard, name) for name in os.listdir(standard) if name.endswith(".py")]
-    packages = [os.path.join(standard, name) for name in ("multiprocessing", "concurrent")]
-    return tuple(directories + files + packages + ["<"])
-
-
-def thread_place(thread: Optional[int]) -> str:
-    """``user_place`` of a running thread."""
-    frame = sys._current_frames().get(thread or -1)
-    return user_place(frame) if frame is not None else "a finished thread"
 
 
 class MeetingPlace:
@@ -129,9 +59,9 @@ class MeetingPlace:
         self._lock = threading.Lock()
         self._open: Dict[Tuple[str, str, Tuple[int, ...]], Meeting] = {}
         self._rounds: Dict[Tuple[int, str, Tuple[int, ...]], int] = {}
-        self._published: Set[int] = set()
+        self.published: Set[int] = set()
         self._collectives: Dict[int, int] = {}
-        self.timeout = _timeout()
+        self.timeout = time_limit()
 
     @property
     def world_size(self) -> int:
@@ -227,7 +157,7 @@ class MeetingPlace:
         self, ordinal: int, topic: Topic, payload: Any, speak: Callable[[Meeting], Any]
     ) -> Any:
         key = (topic.kind, topic.name, topic.participants)
-        if ordinal in self._published:
+        if ordinal in self.published:
             self._withdraw(ordinal)
         with self._lock:
             meeting = self._open.get(key)
@@ -241,7 +171,7 @@ class MeetingPlace:
             if last and mismatch is None:
                 del self._open[key]
         if mismatch is not None:
-            self._publish({ordinal: topic})
+            self.publish({ordinal: topic})
             raise mismatch
         if not last:
             return self._wait_for_speaker(ordinal, meeting)
@@ -275,12 +205,12 @@ class MeetingPlace:
         ]
         if not clashing:
             return None
-        lines = [_waiting_line(ordinal, topic, threading.get_ident())]
+        lines = [waiting_line(ordinal, topic, threading.get_ident())]
         for other in clashing:
             for waiting, thread in other.threads.items():
                 if waiting != ordinal:
-                    lines.append(_waiting_line(waiting, other.topic, thread))
-        error = ReplicaMismatchError(_mismatch_text(topic, lines))
+                    lines.append(waiting_line(waiting, other.topic, thread))
+        error = ReplicaMismatchError(mismatch_text(topic, lines))
         for other in [*clashing, meeting]:
             other.error, other.done = error, True
             other.changed.notify_all()
@@ -410,25 +340,28 @@ class MeetingPlace:
 
     # -- looking for a reason -----------------------------------------------------------------
 
-    def _publish(self, topics: Dict[int, Topic]) -> None:
+    def open_meetings(self) -> List[Meeting]:
+        """Meetings that replicas of this process wait in, for each other or for other processes."""
+        with self._lock:
+            return list(self._open.values())
+
+    def publish(self, topics: Dict[int, Topic]) -> None:
         """Tells other processes what replicas of this one wait for."""
         if self.clients is None:
             return
         with self.clients.borrow() as client:
             for ordinal, topic in topics.items():
                 place = thread_place(self.threads.get(ordinal))
-                client.set(
-                    "waiting/{}".format(ordinal), json.dumps([list(topic), place]).encode()
-                )
-        self._published.update(topics)
+                client.set("waiting/{}".format(ordinal), json.dumps([list(topic), place]).encode())
+        self.published.update(topics)
 
     def _withdraw(self, ordinal: int) -> None:
-        self._published.discard(ordinal)
+        self.published.discard(ordinal)
         if self.clients is not None:
             with self.clients.borrow() as client:
                 client.delete_key("waiting/{}".format(ordinal))
 
-    def _read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
+    def read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
         """What a replica of another process waits for and where, if it published that."""
         key = "waiting/{}".format(ordinal)
         if self.clients is None:
@@ -439,7 +372,7 @@ class MeetingPlace:
             (kind, name, participants, description), place = json.loads(client.get(key))
         return Topic(kind, name, tuple(participants), description), place
 
-    def _has_ended(self, ordinal: int) -> bool:
+    def has_ended(self, ordinal: int) -> bool:
         if ordinal in self.ended:
             return True
         if self.clients is None or ordinal in self.replicas:
@@ -447,7 +380,7 @@ class MeetingPlace:
         with self.clients.borrow() as client:
             return bool(client.check(["ended/{}".format(ordinal)]))
 
-    def _claim(self, topic: Topic) -> bool:
+    def claim(self, topic: Topic) -> bool:
         """Whether this process is the one to speak about a long wait."""
         if self.clients is None:
             return True
@@ -455,175 +388,15 @@ class MeetingPlace:
             return bool(client.add("said/" + _store_key(topic, 0), 1) == 1)
 
 
-class Patience:
-    """A replica that waits, and from time to time asks itself why."""
-
-    def __init__(
-        self, place: MeetingPlace, meeting: Meeting, ordinal: int, started: float
-    ) -> None:
-        self.place = place
-        self.meeting = meeting
-        self.ordinal = ordinal
-        self.started = started
-        self.published = False
-        self.spoken = False
-
-    def look_for_a_reason(self) -> None:
-        """Raises when waiting is in vain; speaks once when it is long.
-
-        Raises:
-          ReplicaMismatchError: another replica waits at a call that can never fit this one.
-          ReplicaLostError: a participant's function has returned, or PJRT_COMPAT_TIMEOUT passed.
-        """
-        topic = self.meeting.topic
-        if not self.published:
-            self.published = True
-            self.place._publish(dict.fromkeys(self.meeting.payloads, topic))
-        missing: List[int] = []
-        lines: List[str] = []
-        where: Dict[int, str] = {}
-        for ordinal in topic.participants:
-            if ordinal in self.meeting.payloads:
-                continue
-            waiting = self._waiting_of(ordinal)
-            if waiting is None:
-                missing.append(ordinal)
-            elif waiting[0] != topic:
-                missing.append(ordinal)
-                where[ordinal] = "waits in {} at {}".format(*waiting)
-                if waiting[0].kind == topic.kind and waiting[0].name == topic.name:
-                    lines.append("replica {} is in {} at {}".format(ordinal, *waiting))
-        if lines:
-            own = _waiting_line(self.ordinal, topic, self.meeting.threads.get(self.ordinal))
-            raise ReplicaMismatchError(_mismatch_text(topic, [own, *lines]))
-        self._check_ended(topic, missing)
-        self._check_time(topic, missing, where)
-
-    def _waiting_of(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
-        for other in list(self.place._open.values()):
-            if ordinal in other.payloads:
-                return other.topic, thread_place(other.threads.get(ordinal))
-        if ordinal in self.place.replicas:
-            return None
-        return self.place._read_waiting(ordinal)
-
-    def _check_ended(self, topic: Topic, missing: Sequence[int]) -> None:
-        ended = [ordinal for ordinal in missing if self.place._has_ended(ordinal)]
-        if ended:
-            raise ReplicaLostError(
-                "replica {} waits in {}, but the function of replica(s) {} has returned without "
-                "joining. All participants must make the same calls; look for a condition around "
-                "this one.".format(self.ordinal, topic, ended)
-            )
-
-    def _check_time(self, topic: Topic, missing: Sequence[int], where: Dict[int, str]) -> None:
-        waited = time.monotonic() - self.started
-        if self.place.timeout is not None and waited > self.place.timeout:
-            raise ReplicaLostError(
-                "replica {} waited {:.0f} s ({}) in {}; still missing: {}".format(
-                    self.ordinal, waited, TIMEOUT_VARIABLE, topic, self._whereabouts(missing, where)
-                )
-            )
-        if waited > WATCHDOG_SECONDS and not self.spoken:
-            self.spoken = True
-            if self.place._claim(topic):
-                print(
-                    "pjrt_compat: {} has been waited for {:.0f} s; still missing: {}. Set {}=<seconds>"
-                    " to make this an error.".format(
-                        topic, waited, self._whereabouts(missing, where), TIMEOUT_VARIABLE
-                    ),
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-    def _whereabouts(self, missing: Sequence[int], where: Dict[int, str]) -> str:
-        asked = [o for o in missing if o not in where and o not in self.place.replicas]
-        answers = ask_where(self.place, asked) if asked else {}
-        parts = []
-        for ordinal in missing:
-            if ordinal in where:
-                place = where[ordinal]
-            elif ordinal in self.place.replicas:
-                place = "is at " + thread_place(self.place.threads.get(ordinal))
-            else:
-                place = answers.get(ordinal, "does not answer")
-            parts.append("replica {} ({})".format(ordinal, place))
-        return ", ".join(parts)
-
-
-# -- where is everybody ---------------------------------------------------------------------------
-
-
-def ask_where(place: MeetingPlace, ordinals: Sequence[int], seconds: float = 2.0) -> Dict[int, str]:
-    """The line of code each of these replicas of other processes is at, as far as they answer."""
-    assert place.clients is not None
-    answers = {}
-    with place.clients.borrow() as client:
-        number = client.add("where/asked", 1)
-        client.set("where/{}".format(number), b"")
-        deadline = time.monotonic() + seconds
-        for ordinal in ordinals:
-            key = "at/{}/{}".format(number, ordinal)
-            if stores.wait_for(client, key, max(0.05, deadline - time.monotonic())):
-                answers[ordinal] = "is at " + client.get(key).decode()
-    return answers
-
-
-def answer_where(place: MeetingPlace, on_lost: Callable[[], None]) -> None:
-    """Answers ``ask_where`` for ever; runs on a thread that sleeps inside the store.
-
-    Calls ``on_lost`` when the launcher, which holds the store, is gone.
-    """
-    assert place.clients is not None
-    number = 1
-    try:
-        client = place.clients.connect()
-        while True:
-            if not stores.wait_for(client, "where/{}".format(number), 3600.0):
-                continue
-            for ordinal in place.replicas:
-                at = thread_place(place.threads.get(ordinal))
-                client.set("at/{}/{}".format(number, ordinal), at.encode())
-            number += 1
-    except RuntimeError as error:  # the connection broke
-        _log.debug("the store of the job is gone: %s", error)
-        on_lost()
-
-
-# -- texts ----------------------------------------------------------------------------------------
-
-
 def _store_key(topic: Topic, number: int) -> str:
     text = repr((tuple(topic), number))
     return "meet/" + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
-
-
-def _waiting_line(ordinal: int, topic: Topic, thread: Optional[int]) -> str:
-    return "replica {} is in {} at {}".format(ordinal, topic, thread_place(thread))
-
-
-def _mismatch_text(topic: Topic, lines: Sequence[str]) -> str:
-    if topic.kind == RENDEZVOUS:
-        head = "replicas met rendezvous {!r} with different `replicas`".format(topic.name)
-    else:
-        head = "replicas made different calls as their collective number {}".format(topic.name)
-    return "{}: {}. Every participant must make the same call.".format(head, "; ".join(lines))
 
 
 def _copy_for_this_thread(error: BaseException) -> BaseException:
     """One exception object must not be raised on two threads: they would share its traceback."""
     if isinstance(error, PjrtCompatError):
         return type(error)(*error.args)
-    return ReplicaLostError("another replica of this process failed while meeting: {!r}".format(error))
-
-
-def _timeout() -> Optional[float]:
-    text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
-    if not text:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise PjrtCompatError(
-            "{}={!r} is not a number of seconds".format(TIMEOUT_VARIABLE, text)
-        ) from None
+    return ReplicaLostError(
+        "another replica of this process failed while meeting: {!r}".format(error)
+    )

@@ -1,8 +1,8 @@
 """The key-value store through which the processes of a job meet.
 
 It is ``torch.distributed.TCPStore``: the launcher holds the server, each process connects. A client
-serves one caller at a time and waits inside the call, so each waiting thread borrows a client of its
-own.
+serves one caller at a time and waits inside the call, so each waiting thread borrows a client of
+its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Constants of XRT's ``torch_xla.core.xla_env_vars`` (v1.12.0) that were removed in 2.1.
 
-From 2.3 on torch_xla has a ``WORLD_SIZE`` of its own, with another value, which it reads itself; the
-table adds names only where they are missing.
+From 2.3 on torch_xla has a ``WORLD_SIZE`` of its own, with another value, which it reads itself;
+the table adds names only where they are missing.
 """
 
 DEVICE_MAP = "XRT_DEVICE_MAP"

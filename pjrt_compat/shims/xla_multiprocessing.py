@@ -24,12 +24,12 @@ def spawn(
     Args:
       fn: called with the global ordinal first.
       args: its further arguments.
-      nprocs: replicas on this host. None is all there are, 1 runs ``fn`` in this process; on CPU any
-        number works, on other devices only these two and their count.
+      nprocs: replicas on this host. None is all there are, 1 runs ``fn`` in this process; on CPU
+        any number works, on other devices only these two and their count.
       join: wait for the end; otherwise return at once.
       daemon: start daemonic processes.
-      start_method: ``spawn`` (through a fork server that has imported torch_xla), ``forkserver``, or
-        ``fork``, which pickles nothing.
+      start_method: ``spawn`` (through a fork server that has imported torch_xla), ``forkserver``,
+        or ``fork``, which pickles nothing.
 
     Returns:
       None, or with ``join=False`` a context with ``join(timeout=None)`` and ``processes``.
