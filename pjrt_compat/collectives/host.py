@@ -2,7 +2,7 @@
 
 Tensors are brought to host memory, exchanged and brought back. Replicas of one process read each
 other's memory; those of different processes exchange messages through gloo. Every collective
-begins with an agreement of all replicas on what they are about to do, so a mismatch is an error
+begins with an agreement of all replicas on what they are about to do: a mismatch is an error
 and not a hang, and nothing is sent before everybody is there.
 
 Results do not depend on the layout: reductions run element by element in ascending order of ordinal.
