@@ -274,7 +274,7 @@ def _explained_pickling(fn: Callable[..., Any]) -> Iterator[None]:
         yield
     except (AttributeError, TypeError, RuntimeError, ValueError) as error:
         text = str(error).lower()
-        if "pickle" not in text and "inheritance" not in text:
+        if not any(word in text for word in ("pickle", "inheritance", "fork context")):
             raise
         _advise(error, fn)
         raise
