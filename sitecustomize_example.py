@@ -16,18 +16,26 @@ def _start_pjrt_compat():
     pjrt_compat.bootstrap.start("sitecustomize")
 
 
-def _import_hidden_sitecustomize():
+def _run_hidden_sitecustomize():
+    # Python imports the first sitecustomize of the path only. The search begins behind this one,
+    # so that it ends also where another one does the same.
+    from importlib.machinery import PathFinder
+
     here = os.path.dirname(os.path.abspath(__file__))
-    ours, path = sys.modules.pop("sitecustomize", None), sys.path[:]
-    sys.path[:] = [entry for entry in path if os.path.abspath(entry or ".") != here]
+    path = [os.path.abspath(entry) for entry in sys.path]
+    behind = path[path.index(here) + 1 :] if here in path else path
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in behind if entry != here])
+    if spec is None or spec.origin is None:
+        return
+    from importlib.util import module_from_spec
+
+    ours, hidden = sys.modules["sitecustomize"], module_from_spec(spec)
+    sys.modules["sitecustomize"] = hidden
     try:
-        import sitecustomize  # noqa: F401
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
+        spec.loader.exec_module(hidden)
+    except BaseException:
         sys.modules["sitecustomize"] = ours
-    finally:
-        sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+        raise
 
 
 if os.environ.get("PJRT_COMPAT", "").strip().lower() not in ("", "0", "off", "false", "no"):
@@ -35,7 +43,8 @@ if os.environ.get("PJRT_COMPAT", "").strip().lower() not in ("", "0", "off", "fa
         _start_pjrt_compat()
     except Exception as error:  # a missing or broken package must not break every Python process
         sys.stderr.write("sitecustomize: pjrt_compat was not activated: %r\n" % (error,))
-try:
-    _import_hidden_sitecustomize()
-except Exception as error:
-    sys.stderr.write("sitecustomize: the next sitecustomize failed: %r\n" % (error,))
+if __name__ == "sitecustomize":
+    try:
+        _run_hidden_sitecustomize()
+    except Exception as error:
+        sys.stderr.write("sitecustomize: the next sitecustomize failed: %r\n" % (error,))

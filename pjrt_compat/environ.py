@@ -14,17 +14,20 @@ from pjrt_compat.state import STATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Mapping, MutableMapping, Optional, Tuple
+    from typing import List, Mapping, MutableMapping, Optional, Set, Tuple
 
-# Any of these meant a TPU under XRT or in the set-up scripts of its time.
-_TPU_VARIABLES = (
-    "XRT_TPU_CONFIG",
-    "COLAB_TPU_ADDR",
-    "TPU_NAME",
-    "TPU_IP_ADDRESS",
-    "TPU_NUM_DEVICES",
-    "TPUVM_MODE",
+# What XRT itself read, in its order: the first that is set decides.
+_DEVICE_VARIABLES = (
+    ("XRT_TPU_CONFIG", "TPU"),
+    ("TPU_NUM_DEVICES", "TPU"),
+    ("TPUVM_MODE", "TPU"),
+    ("GPU_NUM_DEVICES", "GPU"),
+    ("CPU_NUM_DEVICES", "CPU"),
 )
+# Set around TPUs by notebooks and set-up scripts of XRT's time; asked last.
+_TPU_HINTS = ("COLAB_TPU_ADDR", "TPU_NAME", "TPU_IP_ADDRESS")
+_DEVICE_MAP_ENTRY = re.compile(r"(TPU|GPU|CPU):\d+;/job:")
+_WORKER_ENTRY = re.compile(r"(\w+):\d+;(grpc://)?[\w.\-]+:\d+")
 # Set by XRT's launcher (v1.12.0 torch_xla/distributed/xla_dist.py), never by PJRT.
 _XRT_LAUNCHER_VARIABLES = (
     "XRT_SHARD_ORDINAL",
@@ -40,15 +43,20 @@ _PJRT_PROCESS_VARIABLES = (
     "TPU_PROCESS_BOUNDS",
 )
 _GOOGLE_PCI_VENDOR = "0x1ae0"
+# TPU v2 and v3, v4, v5e, v6e, 7x, and two for testing. Google's network cards and disks have the
+# same vendor, so the vendor alone would find a TPU on any of its virtual machines.
+_TPU_PCI_DEVICES = ("0x0027", "0x005e", "0x0063", "0x006f", "0x0076", "0x0056", "0x0062")
+_PCI_DIRECTORY = "/sys/bus/pci/devices"
 _FORCED_HOST_DEVICES = "xla_force_host_platform_device_count"
 _SAID_VARIABLE = "_PJRT_COMPAT_TRANSLATED"
 
 
 def translate_process_environment() -> None:
     """Translates ``os.environ`` and says once per job, on stderr, what was done."""
-    notes = translate(
-        os.environ, tpu_chips=count_tpu_chips(), torch_xla_version=installed_torch_xla()
-    )
+    # Looking for the version costs more than all the rest.
+    names_gpu = "GPU" in os.environ.get("XRT_DEVICE_MAP", "") or "GPU_NUM_DEVICES" in os.environ
+    version = installed_torch_xla() if names_gpu else None
+    notes = translate(os.environ, tpu_chips=count_tpu_chips(), torch_xla_version=version)
     STATE.notes.extend(notes)
     if notes and _SAID_VARIABLE not in os.environ:
         os.environ[_SAID_VARIABLE] = "1"
@@ -66,6 +74,8 @@ def translate(
       torch_xla_version: version of the torch_xla that will be imported, None when unknown.
     """
     notes: List[str] = []
+    if "PJRT_LOCAL_PROCESS_RANK" in environ:  # a process of a job: PJRT's variables are its own
+        return notes
     _drop_stale_task_id(environ, notes)
     _drop_kaggle_addresses(environ, notes)
     if not environ.get("PJRT_DEVICE"):
@@ -83,23 +93,28 @@ def requested_replicas(environ: Mapping[str, str]) -> Optional[int]:
       PjrtCompatError: a number of devices is no number.
     """
     if "XRT_TPU_CONFIG" in environ or "TPU_NUM_DEVICES" in environ:
-        return _number(environ, "TPU_NUM_DEVICES", 8)
+        return _number(environ, "TPU_NUM_DEVICES") if environ.get("TPU_NUM_DEVICES") else 8
     for variable in ("GPU_NUM_DEVICES", "CPU_NUM_DEVICES", "NEURON_NUM_DEVICES"):
         if variable in environ:
-            return _number(environ, variable, 1)
+            return _number(environ, variable)
     return None
 
 
-def count_tpu_chips() -> int:
+def count_tpu_chips(directory: str = _PCI_DIRECTORY) -> int:
     """TPU chips on the PCI bus, as ``torch_xla._internal.tpu`` counts them."""
-    count = 0
-    for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
-        try:
-            with open(path) as file:
-                count += file.read().strip() == _GOOGLE_PCI_VENDOR
-        except OSError:  # the device went away
-            continue
-    return count
+    return sum(
+        _read_pci_id(device, "vendor") == _GOOGLE_PCI_VENDOR
+        and _read_pci_id(device, "device") in _TPU_PCI_DEVICES
+        for device in glob.glob(os.path.join(directory, "*"))
+    )
+
+
+def _read_pci_id(device: str, name: str) -> str:
+    try:
+        with open(os.path.join(device, name), encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # the device went away
+        return ""
 
 
 def installed_torch_xla() -> Optional[str]:
@@ -128,14 +143,14 @@ def _choose_device(
             "{} is set but no TPU is attached to this machine -> PJRT_DEVICE=CPU, the replicas are "
             "simulated (on a TPU VM set PJRT_DEVICE=TPU)".format(because)
         )
-    elif kind == "GPU" and _has_cuda(torch_xla_version):
-        environ["PJRT_DEVICE"] = "CUDA"
-        notes.append("{} is set -> PJRT_DEVICE=CUDA".format(because))
     elif kind == "GPU":
-        environ["PJRT_DEVICE"] = "CPU"
+        device = _gpu_device(torch_xla_version)
+        environ["PJRT_DEVICE"] = device
         notes.append(
-            "{} is set but torch_xla {} has no CUDA support -> PJRT_DEVICE=CPU (for GPUs install "
-            "torch_xla 2.8 or older)".format(because, torch_xla_version)
+            "{} is set -> PJRT_DEVICE={}".format(because, device)
+            if device != "CPU"
+            else "{} is set but torch_xla {} has no CUDA support -> PJRT_DEVICE=CPU (for GPUs "
+            "install torch_xla 2.8 or older)".format(because, torch_xla_version)
         )
     elif kind == "CPU":
         environ["PJRT_DEVICE"] = "CPU"
@@ -144,56 +159,82 @@ def _choose_device(
 
 def _xrt_device_kind(environ: Mapping[str, str], notes: List[str]) -> Tuple[str, str]:
     """The device kind an XRT program would have had, and the variable that says so."""
-    for variable in _TPU_VARIABLES:
-        if environ.get(variable):
-            return "TPU", variable
-    for variable in ("GPU_NUM_DEVICES", "CPU_NUM_DEVICES"):
-        if environ.get(variable):
-            return variable[:3], variable
-    for variable in ("XRT_DEVICE_MAP", "XRT_WORKERS"):
-        value = environ.get(variable)
-        if not value:
+    for variable, kind in _DEVICE_VARIABLES:
+        if _is_set(environ, variable):
+            return kind, variable
+    for variable, kinds_of in (
+        ("XRT_DEVICE_MAP", _device_map_kinds),
+        ("XRT_WORKERS", _worker_kinds),
+    ):
+        if not _is_set(environ, variable):
             continue
-        kinds = set(re.findall(r"\b(TPU|GPU|CPU):\d+", value))
-        kinds |= {name.upper() for name in re.findall(r"\b(tpu)_worker\b", value)}
+        kinds = kinds_of(environ[variable])
+        if kinds is None:
+            notes.append("{}={!r} is malformed; ignored".format(variable, environ[variable]))
+            continue
         for kind in ("TPU", "GPU", "CPU"):
             if kind in kinds:
                 return kind, variable
-        if variable == "XRT_DEVICE_MAP":
-            notes.append("XRT_DEVICE_MAP={!r} names no device; ignored".format(value))
+    for variable in _TPU_HINTS:
+        if _is_set(environ, variable):
+            return "TPU", variable
     return "", ""
 
 
-def _has_cuda(torch_xla_version: Optional[str]) -> bool:
+def _is_set(environ: Mapping[str, str], variable: str) -> bool:
+    value = environ.get(variable, "").strip()
+    return value.lower() not in ("", "0", "false") if variable == "TPUVM_MODE" else value != ""
+
+
+def _device_map_kinds(value: str) -> Optional[Set[str]]:
+    """Kinds in ``CPU:0;/job:localservice/replica:0/task:0/device:XLA_CPU:0|...``."""
+    matches = [_DEVICE_MAP_ENTRY.match(entry) for entry in value.split("|")]
+    found = {match.group(1) for match in matches if match}
+    return found if all(matches) else None
+
+
+def _worker_kinds(value: str) -> Optional[Set[str]]:
+    """Kinds in ``tpu_worker:0;grpc://10.0.0.2:8470|...``; only a TPU's workers are named so."""
+    matches = [_WORKER_ENTRY.match(entry) for entry in value.split("|")]
+    names = {match.group(1).lower() for match in matches if match}
+    if not all(matches):
+        return None
+    return {"TPU"} if any("tpu" in name for name in names) else set()
+
+
+def _gpu_device(torch_xla_version: Optional[str]) -> str:
+    """PJRT's name of a GPU: 2.1 knows ``GPU`` only, 2.9 knows none."""
     match = re.match(r"(\d+)\.(\d+)", torch_xla_version or "")
-    return match is None or (int(match.group(1)), int(match.group(2))) < (2, 9)
+    version = (int(match.group(1)), int(match.group(2))) if match else (2, 8)
+    if version >= (2, 9):
+        return "CPU"
+    return "CUDA" if version >= (2, 2) else "GPU"
 
 
 def _drop_stale_task_id(environ: MutableMapping[str, str], notes: List[str]) -> None:
     """XRT's launcher puts a host index where PJRT reads the index of a process."""
-    if "CLOUD_TPU_TASK_ID" not in environ:
-        return
     if not any(name in environ for name in _XRT_LAUNCHER_VARIABLES):
         return
     if any(name in environ for name in _PJRT_PROCESS_VARIABLES):
         return
-    value = environ.pop("CLOUD_TPU_TASK_ID")
+    value = environ.pop("CLOUD_TPU_TASK_ID", None)
+    if value is not None:
+        notes.append(
+            "CLOUD_TPU_TASK_ID={} is a host index left by an XRT launcher; removed, because PJRT "
+            "reads it as a process index".format(value)
+        )
     for name in ("TPU_MESH_CONTROLLER_ADDRESS", "TPU_MESH_CONTROLLER_PORT"):
-        environ.pop(name, None)
-    notes.append(
-        "CLOUD_TPU_TASK_ID={} is a host index left by an XRT launcher; removed, because PJRT reads "
-        "it as a process index".format(value)
-    )
+        if environ.pop(name, None) is not None:
+            notes.append("{} left by an XRT launcher is removed".format(name))
 
 
 def _drop_kaggle_addresses(environ: MutableMapping[str, str], notes: List[str]) -> None:
     """Kaggle's image sets one worker address where libtpu expects one per process."""
-    if "KAGGLE_KERNEL_RUN_TYPE" not in environ or "PJRT_LOCAL_PROCESS_RANK" in environ:
+    if "KAGGLE_KERNEL_RUN_TYPE" not in environ:
         return
-    if "TPU_PROCESS_ADDRESSES" in environ:
-        environ.pop("TPU_PROCESS_ADDRESSES")
-        environ.pop("CLOUD_TPU_TASK_ID", None)
-        notes.append("TPU_PROCESS_ADDRESSES and CLOUD_TPU_TASK_ID of the Kaggle image removed")
+    for name in ("TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"):
+        if environ.pop(name, None) is not None:
+            notes.append("{} of the Kaggle image is removed".format(name))
 
 
 def _map_forced_host_devices(environ: MutableMapping[str, str], notes: List[str]) -> None:
@@ -201,7 +242,7 @@ def _map_forced_host_devices(environ: MutableMapping[str, str], notes: List[str]
 
     See https://github.com/pytorch/xla/issues/8063.
     """
-    match = re.search(_FORCED_HOST_DEVICES + r"=(\d+)", environ.get("XLA_FLAGS", ""))
+    match = re.search(_FORCED_HOST_DEVICES + r"=(\d+)\b", environ.get("XLA_FLAGS", ""))
     if match and environ.get("PJRT_DEVICE") == "CPU" and "CPU_NUM_DEVICES" not in environ:
         environ["CPU_NUM_DEVICES"] = match.group(1)
         notes.append(
@@ -211,12 +252,10 @@ def _map_forced_host_devices(environ: MutableMapping[str, str], notes: List[str]
         )
 
 
-def _number(environ: Mapping[str, str], variable: str, default: int) -> int:
+def _number(environ: Mapping[str, str], variable: str) -> int:
     from pjrt_compat.errors import PjrtCompatError
 
-    text = environ.get(variable)
-    if text is None:
-        return default
+    text = environ[variable]
     try:
         number = int(text)
     except ValueError:

@@ -9,6 +9,8 @@ import warnings
 from pjrt_compat.state import STATE
 
 _SAID_VARIABLE = "_PJRT_COMPAT_SAID"
+# Packages whose frames lie between the user's line and a warning.
+_BETWEEN = ("pjrt_compat", "wrapt", "importlib", "torch_xla")
 
 
 class PjrtCompatError(RuntimeError):
@@ -35,8 +37,10 @@ class PjrtCompatWarning(RuntimeWarning):
     """Something the user should act upon."""
 
 
-def warn_once(topic: str, message: str, stacklevel: int = 3) -> None:
+def warn_once(topic: str, message: str) -> None:
     """Warns once per job: in the first process that meets ``topic``, and only there.
+
+    The warning points at the line of the program that led here.
 
     The topics already spoken about travel to child processes in the environment. A warning
     that filters turned into an error is written to stderr instead: ``python -W error`` asks for
@@ -47,7 +51,10 @@ def warn_once(topic: str, message: str, stacklevel: int = 3) -> None:
         return
     STATE.said.add(topic)
     os.environ[_SAID_VARIABLE] = ",".join([name for name in said if name] + [topic])
+    frame = sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
     try:
-        warnings.warn(message, PjrtCompatWarning, stacklevel=stacklevel)
+        warnings.warn_explicit(message, PjrtCompatWarning, frame.f_code.co_filename, frame.f_lineno)
     except PjrtCompatWarning:
         print("PjrtCompatWarning: " + message, file=sys.stderr)

@@ -46,9 +46,21 @@ def check_names(module: str) -> List[str]:
 
 @functools.lru_cache(maxsize=None)
 def outcomes(
-    module: str, layout: Layout, start_method: str = "spawn", timeout: float = 240
+    module: str, layout: Layout, start_method: str = "spawn", timeout: float = 150
+) -> Dict[str, Dict[str, str]] | AssertionError:
+    """Runs all checks once; per check the traceback of each ordinal, empty where it passed.
+
+    A job that does not end well is returned as the error, so that it is not run again.
+    """
+    try:
+        return run_checks(module, layout, start_method, timeout)
+    except AssertionError as error:
+        return error
+
+
+def run_checks(
+    module: str, layout: Layout, start_method: str, timeout: float
 ) -> Dict[str, Dict[str, str]]:
-    """Runs all checks once; per check the traceback of each ordinal, empty where it passed."""
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "tests.jobs", module, directory]
         result = programs.run(
@@ -67,11 +79,12 @@ def outcomes(
     return collected
 
 
-def assert_passed(
-    module: str, name: str, layout: Layout, start_method: str = "spawn"
-) -> None:
+def assert_passed(module: str, name: str, layout: Layout, start_method: str = "spawn") -> None:
     """Fails with the tracebacks of the replicas on which the check failed."""
-    found = outcomes(module, layout, start_method)[name]
+    result = outcomes(module, layout, start_method)
+    if isinstance(result, AssertionError):
+        raise result
+    found = result[name]
     assert len(found) == layout.replicas, "ran on {} only".format(sorted(found))
     failed = ["ordinal {}:\n{}".format(o, text) for o, text in found.items() if text]
     assert not failed, "\n".join(failed)

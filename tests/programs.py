@@ -29,7 +29,7 @@ def clean_environment(**variables: Optional[str]) -> Dict[str, str]:
 
 
 def run(
-    command: "list[str]", cwd: "Path | str" = ROOT, timeout: float = 120, **variables: Optional[str]
+    command: list[str], cwd: Path | str = ROOT, timeout: float = 120, **variables: Optional[str]
 ) -> Outcome:
     """Runs a command in a session of its own; everything it started is killed on time-out."""
     variables.setdefault("PJRT_DEVICE", "CPU")
@@ -61,6 +61,4 @@ def run_source(
     path = directory / "program.py"
     path.write_text(textwrap.dedent(source))
     variables.setdefault("PYTHONPATH", str(ROOT))
-    return run(
-        [sys.executable, str(path), *arguments], cwd=directory, timeout=timeout, **variables
-    )
+    return run([sys.executable, str(path), *arguments], cwd=directory, timeout=timeout, **variables)

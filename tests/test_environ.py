@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict, List, Tuple
 
 import pytest
 
 from pjrt_compat import environ
 from pjrt_compat.errors import PjrtCompatError
+from tests import programs
 
 
 def translated(
@@ -27,7 +29,8 @@ def translated(
         {"TPU_NUM_DEVICES": "8"},
         {"TPUVM_MODE": "1"},
         {"XRT_DEVICE_MAP": "TPU:0;/job:tpu_worker/replica:0/task:0/device:TPU:0"},
-        {"XRT_WORKERS": "tpu_worker:0;grpc://10.0.0.2:8470"},
+        {"XRT_WORKERS": "tpu_worker:0;grpc://10.0.0.2:8470|tpu_worker:1;grpc://10.0.0.3:8470"},
+        {"TPU_IP_ADDRESS": "10.0.0.2"},
     ],
 )
 def test_a_tpu_variable_chooses_the_tpu_where_there_is_one(variables: Dict[str, str]) -> None:
@@ -50,12 +53,39 @@ def test_a_device_chosen_by_the_user_always_wins() -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("variables", "device"),
+    [
+        ({"TPU_NUM_DEVICES": "8", "CPU_NUM_DEVICES": "4"}, "TPU"),
+        ({"GPU_NUM_DEVICES": "2", "CPU_NUM_DEVICES": "4"}, "CUDA"),
+        # What XRT never read decides nothing where something it did read is set.
+        ({"TPU_NAME": "my-tpu", "CPU_NUM_DEVICES": "4"}, "CPU"),
+        ({"TPUVM_MODE": "0", "CPU_NUM_DEVICES": "4"}, "CPU"),
+        (
+            {
+                "XRT_DEVICE_MAP": "CPU:0;/job:tpu_worker/replica:0/task:0/device:XLA_CPU:0"
+                "|TPU:0;/job:tpu_worker/replica:0/task:0/device:TPU:0"
+            },
+            "TPU",
+        ),
+    ],
+)
+def test_several_variables_are_weighed_in_xrts_order(
+    variables: Dict[str, str], device: str
+) -> None:
+    assert translated(variables, chips=4, version="2.8.1")[0]["PJRT_DEVICE"] == device
+
+
 def test_no_xrt_variable_means_no_choice() -> None:
     assert translated({"PATH": "/bin"}, chips=4) == ({"PATH": "/bin"}, [])
 
 
 def test_gpu_variables_choose_cuda_where_torch_xla_has_it() -> None:
     assert translated({"GPU_NUM_DEVICES": "2"}, version="2.8.1")[0]["PJRT_DEVICE"] == "CUDA"
+    # The name before 2.2.
+    assert translated({"GPU_NUM_DEVICES": "2"}, version="2.1.0")[0]["PJRT_DEVICE"] == "GPU"
+    device_map = {"XRT_DEVICE_MAP": "GPU:0;/job:localservice/replica:0/task:0/device:XLA_GPU:0"}
+    assert translated(device_map, version="2.8.1")[0]["PJRT_DEVICE"] == "CUDA"
     result, notes = translated({"GPU_NUM_DEVICES": "2"}, version="2.9.0")
     assert result["PJRT_DEVICE"] == "CPU"
     assert "no CUDA support" in notes[0]
@@ -72,10 +102,17 @@ def test_cpu_variables_choose_the_cpu(variables: Dict[str, str]) -> None:
     assert translated(variables)[0]["PJRT_DEVICE"] == "CPU"
 
 
-def test_a_device_map_without_devices_is_ignored_with_a_sentence() -> None:
-    result, notes = translated({"XRT_DEVICE_MAP": "nonsense"})
-    assert "PJRT_DEVICE" not in result
-    assert "names no device" in notes[0]
+@pytest.mark.parametrize("variable", ["XRT_DEVICE_MAP", "XRT_WORKERS"])
+@pytest.mark.parametrize("value", ["nonsense", "TPU:", "TPU:0;|", ";;|"])
+def test_a_malformed_map_is_ignored_with_a_sentence(variable: str, value: str) -> None:
+    result, notes = translated({variable: value})
+    assert result == {variable: value}
+    assert len(notes) == 1
+    assert notes[0] == "{}={!r} is malformed; ignored".format(variable, value)
+
+
+def test_workers_without_a_tpu_say_nothing_about_the_device() -> None:
+    assert translated({"XRT_WORKERS": "localservice:0;grpc://localhost:40934"})[1] == []
 
 
 def test_a_task_id_left_by_an_xrt_launcher_is_removed() -> None:
@@ -99,6 +136,7 @@ def test_a_task_id_left_by_an_xrt_launcher_is_removed() -> None:
     [
         {"CLOUD_TPU_TASK_ID": "3"},
         {"CLOUD_TPU_TASK_ID": "3", "XRT_SHARD_ORDINAL": "6", "PJRT_LOCAL_PROCESS_RANK": "3"},
+        {"CLOUD_TPU_TASK_ID": "3", "XRT_SHARD_ORDINAL": "6", "TPU_PROCESS_BOUNDS": "2,2,1"},
     ],
 )
 def test_a_task_id_of_pjrt_stays(variables: Dict[str, str]) -> None:
@@ -108,11 +146,18 @@ def test_a_task_id_of_pjrt_stays(variables: Dict[str, str]) -> None:
 
 
 def test_addresses_left_in_the_kaggle_image_are_removed() -> None:
-    result, notes = translated(
-        {"PJRT_DEVICE": "TPU", "KAGGLE_KERNEL_RUN_TYPE": "Batch", "TPU_PROCESS_ADDRESSES": "local"}
-    )
-    assert "TPU_PROCESS_ADDRESSES" not in result
-    assert "Kaggle" in notes[0]
+    variables = {
+        "PJRT_DEVICE": "TPU",
+        "KAGGLE_KERNEL_RUN_TYPE": "Batch",
+        "TPU_PROCESS_ADDRESSES": "local",
+        "CLOUD_TPU_TASK_ID": "0",
+    }
+    result, notes = translated(variables)
+    assert not {"TPU_PROCESS_ADDRESSES", "CLOUD_TPU_TASK_ID"} & set(result)
+    assert all("Kaggle" in note for note in notes)
+    # In a process of a job the same variables are PJRT's own.
+    variables["PJRT_LOCAL_PROCESS_RANK"] = "0"
+    assert translated(variables) == (variables, [])
 
 
 def test_xlas_forced_host_device_count_becomes_pjrts_variable() -> None:
@@ -123,11 +168,65 @@ def test_xlas_forced_host_device_count_becomes_pjrts_variable() -> None:
 
 
 @pytest.mark.parametrize(
+    "variables",
+    [
+        {"PJRT_DEVICE": "TPU"},
+        {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2"},
+        {"PJRT_DEVICE": "CPU", "PJRT_LOCAL_PROCESS_RANK": "0"},
+        {},
+    ],
+)
+def test_the_forced_count_changes_nothing_elsewhere(variables: Dict[str, str]) -> None:
+    variables = {**variables, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    assert translated(variables, chips=4) == (variables, [])
+
+
+def test_tpu_chips_are_told_from_other_devices_of_the_same_vendor(tmp_path: Path) -> None:
+    def add_device(name: str, vendor: str, device: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "device").write_text(device + "\n")
+
+    add_device("0000:00:03.0", "0x1ae0", "0x0042")  # a network card of Google's
+    add_device("0000:00:04.0", "0x8086", "0x0027")
+    (tmp_path / "0000:00:05.0").mkdir()
+    assert environ.count_tpu_chips(str(tmp_path)) == 0
+    add_device("0000:00:06.0", "0x1ae0", "0x0027")
+    add_device("0000:00:07.0", "0x1ae0", "0x005e")
+    assert environ.count_tpu_chips(str(tmp_path)) == 2
+
+
+def test_the_sentences_are_printed_on_one_line_and_once_per_job(tmp_path: Path) -> None:
+    outcome = programs.run_source(
+        """
+        import subprocess, sys
+        from pjrt_compat import environ
+        from pjrt_compat.state import STATE
+        environ.translate_process_environment()
+        print(STATE.notes)
+        if len(sys.argv) == 1:
+            subprocess.run([sys.executable, __file__, "child"], check=True)
+        """,
+        tmp_path,
+        PJRT_DEVICE=None,
+        XRT_TPU_CONFIG="localservice;0;localhost:51011",
+        XRT_SHARD_ORDINAL="0",
+        CLOUD_TPU_TASK_ID="0",
+    )
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert "CLOUD_TPU_TASK_ID" in outcome.err
+    assert "PJRT_DEVICE=CPU" in outcome.err
+
+
+@pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({}, None),
         ({"XRT_TPU_CONFIG": "x"}, 8),
         ({"XRT_TPU_CONFIG": "x", "TPU_NUM_DEVICES": "4"}, 4),
+        ({"XRT_TPU_CONFIG": "x", "TPU_NUM_DEVICES": ""}, 8),
+        ({"TPU_NAME": "x"}, None),
         ({"TPU_NUM_DEVICES": "4", "CPU_NUM_DEVICES": "2"}, 4),
         ({"GPU_NUM_DEVICES": "2", "CPU_NUM_DEVICES": "3"}, 2),
         ({"CPU_NUM_DEVICES": "3"}, 3),

@@ -46,9 +46,7 @@ def no_choice_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
 
 
-@pytest.mark.parametrize(
-    ("nprocs", "replicas"), [(None, 1), (1, 1), (2, 2), (3, 3), (8, 8)]
-)
+@pytest.mark.parametrize(("nprocs", "replicas"), [(None, 1), (1, 1), (2, 2), (3, 3), (8, 8)])
 def test_on_cpu_any_number_of_replicas_is_a_process_each(
     nprocs: Optional[int], replicas: int
 ) -> None:

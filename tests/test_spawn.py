@@ -221,7 +221,7 @@ def process_is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def start_waiting_job(directory: Path) -> "tuple[subprocess.Popen, list[int]]":
+def start_waiting_job(directory: Path) -> tuple[subprocess.Popen, list[int]]:
     """A launcher whose two replicas wait for ever; returns their process ids too."""
     program = directory / "program.py"
     program.write_text(

@@ -8,38 +8,60 @@ import os
 import sys
 
 
-def _start(here):
+def _start_pjrt_compat():
+    # `pjrt-compat run` leaves word for the program it becomes, not for its children.
+    route = os.environ.pop("_PJRT_COMPAT_ROUTE", "environment")
     try:
         import pjrt_compat.bootstrap
     except ImportError:
-        # The parent found the package by a path of its own; use the same copy.
-        sys.path.append(os.path.dirname(os.path.dirname(here)))
-        import pjrt_compat.bootstrap
-    pjrt_compat.bootstrap.start("environment")
+        # The parent found the package by a path of its own. Use the same copy, and keep the other
+        # packages beside it out of this process: it may be another Python.
+        package_parent = os.path.abspath(os.path.join(__file__, "..", "..", ".."))
+        sys.path.append(package_parent)
+        try:
+            import pjrt_compat.bootstrap
+        finally:
+            sys.path.remove(package_parent)
+    pjrt_compat.bootstrap.start(route)
 
 
-def _import_hidden_sitecustomize(here):
-    # Python imports the first sitecustomize on the path only; this one hides the user's.
-    ours, path = sys.modules.pop("sitecustomize", None), sys.path[:]
-    sys.path[:] = [entry for entry in path if os.path.abspath(entry or ".") != here]
+def _run_hidden_sitecustomize():
+    # Python imports the first sitecustomize of the path only. The search begins behind this one,
+    # so that it ends also where another one does the same.
+    from importlib.machinery import PathFinder
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = [os.path.abspath(entry) for entry in sys.path]
+    behind = path[path.index(here) + 1 :] if here in path else path
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in behind if entry != here])
+    if spec is None or spec.origin is None:
+        return
+    from importlib.util import module_from_spec
+
+    ours, hidden = sys.modules["sitecustomize"], module_from_spec(spec)
+    sys.modules["sitecustomize"] = hidden
     try:
-        import sitecustomize  # noqa: F401
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
+        spec.loader.exec_module(hidden)
+    except BaseException:
         sys.modules["sitecustomize"] = ours
-    finally:
-        sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+        raise
 
 
-def _guarded(action, here):
+def _guarded(action):
     try:
-        action(here)
+        action()
     except Exception as error:  # whatever fails must not break every Python process
         sys.stderr.write("pjrt_compat: sitecustomize: %s: %r\n" % (action.__name__, error))
 
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-if os.environ.get("PJRT_COMPAT", "").strip().lower() not in ("", "0", "off", "false", "no"):
-    _guarded(_start, _HERE)
-_guarded(_import_hidden_sitecustomize, _HERE)
+# A job may start programs of an older Python, which finds this file as well.
+if sys.version_info >= (3, 8) and os.environ.get("PJRT_COMPAT", "").strip().lower() not in (
+    "",
+    "0",
+    "off",
+    "false",
+    "no",
+):
+    _guarded(_start_pjrt_compat)
+if __name__ == "sitecustomize":
+    _guarded(_run_hidden_sitecustomize)

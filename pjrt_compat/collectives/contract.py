@@ -6,6 +6,7 @@ added.
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -100,7 +101,7 @@ def _path(replica: Optional[Replica], world_size: int) -> str:
 
 def _check_groups(call: Call, groups: Sequence[Sequence[int]], world_size: int) -> List[List[int]]:
     try:
-        checked = [[int(ordinal) for ordinal in group] for group in groups]
+        checked = [[operator.index(ordinal) for ordinal in group] for group in groups]
     except (TypeError, ValueError):
         raise TypeError(
             "{}: groups must be a list of lists of int, such as [[0, 1], [2, 3]], not {!r}".format(

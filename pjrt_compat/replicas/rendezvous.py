@@ -29,7 +29,14 @@ from pjrt_compat.replicas.meeting import (
     waiting_line,
 )
 from pjrt_compat.replicas.store import StoreAddress, StoreClients
-from pjrt_compat.replicas.watch import GRACE_SECONDS, Patience, time_limit
+from pjrt_compat.replicas.watch import (
+    GRACE_SECONDS,
+    Patience,
+    Watcher,
+    encode_error,
+    raise_if_error,
+    time_limit,
+)
 
 # Payloads up to this size travel in one append; longer ones in pieces of their own.
 _INLINE = 16 << 10
@@ -59,7 +66,8 @@ class MeetingPlace:
         self._lock = threading.Lock()
         self._open: Dict[Tuple[str, str, Tuple[int, ...]], Meeting] = {}
         self._rounds: Dict[Tuple[int, str, Tuple[int, ...]], int] = {}
-        self.published: Set[int] = set()
+        self.watcher = Watcher(self)
+        self._published: Set[int] = set()
         self._collectives: Dict[int, int] = {}
         self.timeout = time_limit()
 
@@ -157,7 +165,7 @@ class MeetingPlace:
         self, ordinal: int, topic: Topic, payload: Any, speak: Callable[[Meeting], Any]
     ) -> Any:
         key = (topic.kind, topic.name, topic.participants)
-        if ordinal in self.published:
+        if ordinal in self._published:
             self._withdraw(ordinal)
         with self._lock:
             meeting = self._open.get(key)
@@ -320,23 +328,22 @@ class MeetingPlace:
         upper half. The last one opens the gate, and the last to pass removes both keys.
         """
         key = _store_key(topic, number)
+        gate = key + "/gate"
         count = len(self._processes(topic))
         arrived = client.add(key, 1 + (carried << 32))
         if arrived & 0xFFFFFFFF == count:
-            client.set(key + "/gate", b"%d" % (arrived >> 32))
+            value = b"%d" % (arrived >> 32)
+            client.set(gate, value)
         else:
-            self._wait_at_gate(client, key + "/gate", meeting)
-        total = int(client.get(key + "/gate"))
+            patience = Patience(self, meeting, min(meeting.payloads), time.monotonic())
+            with self.watcher.watching(gate, patience):
+                value = client.get(gate)
+        raise_if_error(value)
+        total = int(value)
         if client.add(key, 1) & 0xFFFFFFFF == 2 * count:
             client.delete_key(key + "/gate")
             client.delete_key(key)
         return total
-
-    def _wait_at_gate(self, client: Any, key: str, meeting: Meeting) -> None:
-        spokesman = min(meeting.payloads)
-        patience = Patience(self, meeting, spokesman, time.monotonic())
-        while not stores.wait_for(client, key, GRACE_SECONDS):
-            patience.look_for_a_reason()
 
     # -- looking for a reason -----------------------------------------------------------------
 
@@ -353,24 +360,46 @@ class MeetingPlace:
             for ordinal, topic in topics.items():
                 place = thread_place(self.threads.get(ordinal))
                 client.set("waiting/{}".format(ordinal), json.dumps([list(topic), place]).encode())
-        self.published.update(topics)
+        self._published.update(topics)
 
     def _withdraw(self, ordinal: int) -> None:
-        self.published.discard(ordinal)
+        self._published.discard(ordinal)
         if self.clients is not None:
             with self.clients.borrow() as client:
                 client.delete_key("waiting/{}".format(ordinal))
 
+    def post_verdicts(self, clashing: Dict[int, Topic], text: str) -> None:
+        """Tells replicas that wait in vain why, in case this one goes on before they look."""
+        if self.clients is None:
+            return
+        with self.clients.borrow() as client:
+            for ordinal, topic in clashing.items():
+                client.set("verdict/{}".format(ordinal), json.dumps([list(topic), text]).encode())
+
+    def read_verdict(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
+        """What another replica has found out about this one's wait."""
+        return self._read_topic("verdict/{}".format(ordinal))
+
+    def close_gate(self, gate: str, error: PjrtCompatError) -> None:
+        """Lets everybody at a gate through, with an error."""
+        assert self.clients is not None
+        with self.clients.borrow() as client:
+            # Not compare_set: it does not wake those who wait for the key.
+            if not client.check([gate]):
+                client.set(gate, encode_error(error))
+
     def read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
-        """What a replica of another process waits for and where, if it published that."""
-        key = "waiting/{}".format(ordinal)
+        """What a replica waits for and where, if it published that."""
+        return self._read_topic("waiting/{}".format(ordinal))
+
+    def _read_topic(self, key: str) -> Optional[Tuple[Topic, str]]:
         if self.clients is None:
             return None
         with self.clients.borrow() as client:
             if not client.check([key]):
                 return None
-            (kind, name, participants, description), place = json.loads(client.get(key))
-        return Topic(kind, name, tuple(participants), description), place
+            (kind, name, participants, description), text = json.loads(client.get(key))
+        return Topic(kind, name, tuple(participants), description), text
 
     def has_ended(self, ordinal: int) -> bool:
         if ordinal in self.ended:

@@ -13,11 +13,13 @@ import inspect
 import os
 import socket
 import threading
+import time
 from typing import Any, Dict, Iterator, List, NamedTuple
 
 import torch.distributed as dist
 
-FOREVER = datetime.timedelta(days=365)
+# Longer than any job waits, in milliseconds still a C int.
+FOREVER = datetime.timedelta(days=20)
 # The server refuses values of more than 8 MiB with some back ends
 # (measured on 2.5 and 2.9), so long values go in pieces.
 PIECE = 4 << 20
@@ -107,17 +109,15 @@ def delete_long(client: Any, key: str, count: int) -> None:
         client.delete_key("{}/{}".format(key, index))
 
 
-def wait_for(client: Any, key: str, seconds: float) -> bool:
-    """Waits until ``key`` exists; False when it does not within ``seconds``.
+def poll_for(client: Any, key: str, seconds: float) -> bool:
+    """Whether ``key`` appears within ``seconds``.
 
-    Raises:
-      RuntimeError: the connection is lost.
+    It asks again and again: a wait inside the store that runs into its time limit makes torch print
+    warnings (2.6 and later).
     """
-    try:
-        client.wait([key], datetime.timedelta(seconds=seconds))
-        return True
-    except RuntimeError as error:  # torch has no type of its own for a time-out before 2.3
-        text = str(error).lower()
-        if "timeout" in text or "timed out" in text:
+    deadline = time.monotonic() + seconds
+    while not client.check([key]):
+        if time.monotonic() > deadline:
             return False
-        raise
+        time.sleep(0.05)
+    return True

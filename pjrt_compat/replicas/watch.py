@@ -7,11 +7,24 @@ never fit.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+)
 
 from pjrt_compat.errors import PjrtCompatError, ReplicaLostError, ReplicaMismatchError
 from pjrt_compat.replicas import store as stores
@@ -57,7 +70,9 @@ class Patience:
         if not self.published:
             self.published = True
             self.place.publish(dict.fromkeys(self.meeting.payloads, topic))
+        self._check_verdict(topic)
         missing: List[int] = []
+        clashing: Dict[int, Topic] = {}
         lines: List[str] = []
         where: Dict[int, str] = {}
         for ordinal in topic.participants:
@@ -71,18 +86,26 @@ class Patience:
                 where[ordinal] = "waits in {} at {}".format(*waiting)
                 if waiting[0].kind == topic.kind and waiting[0].name == topic.name:
                     lines.append("replica {} is in {} at {}".format(ordinal, *waiting))
+                    clashing[ordinal] = waiting[0]
         if lines:
             own = waiting_line(self.ordinal, topic, self.meeting.threads.get(self.ordinal))
-            raise ReplicaMismatchError(mismatch_text(topic, [own, *lines]))
+            text = mismatch_text(topic, [own, *lines])
+            self.place.post_verdicts(clashing, text)
+            raise ReplicaMismatchError(text)
         self._check_ended(topic, missing)
         self._check_time(topic, missing, where)
+
+    def _check_verdict(self, topic: Topic) -> None:
+        """Whether a replica that saw the mismatch first, and has gone on since, left word."""
+        for ordinal in self.meeting.payloads:
+            verdict = self.place.read_verdict(ordinal)
+            if verdict is not None and verdict[0] == topic:
+                raise ReplicaMismatchError(verdict[1])
 
     def _waiting_of(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
         for other in self.place.open_meetings():
             if ordinal in other.payloads:
                 return other.topic, thread_place(other.threads.get(ordinal))
-        if ordinal in self.place.replicas:
-            return None
         return self.place.read_waiting(ordinal)
 
     def _check_ended(self, topic: Topic, missing: Sequence[int]) -> None:
@@ -129,6 +152,72 @@ class Patience:
         return ", ".join(parts)
 
 
+class Watcher:
+    """Looks for reasons on behalf of threads that wait inside the store.
+
+    A wait in the store cannot be interrupted, so what the watcher finds is written where the waiting
+    thread, and those of other processes at the same meeting, will read it: at the gate.
+    """
+
+    def __init__(self, place: MeetingPlace) -> None:
+        self._place = place
+        self._waits: Dict[str, Patience] = {}
+        self._lock = threading.Lock()
+        self._work = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+
+    @contextlib.contextmanager
+    def watching(self, gate: str, patience: Patience) -> Iterator[None]:
+        """While the body waits for ``gate``, the watcher thinks for ``patience``."""
+        with self._lock:
+            self._waits[gate] = patience
+            self._work.set()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="pjrt_compat-watcher", daemon=True
+                )
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waits[gate]
+                if not self._waits:
+                    self._work.clear()
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            time.sleep(GRACE_SECONDS)
+            with self._lock:
+                waits = list(self._waits.items())
+            for gate, patience in waits:
+                if time.monotonic() - patience.started < GRACE_SECONDS:
+                    continue
+                try:
+                    patience.look_for_a_reason()
+                except PjrtCompatError as error:
+                    self._place.close_gate(gate, error)
+                except RuntimeError as error:  # the store is gone, and so will be this process
+                    _log.debug("the store of the job is gone: %s", error)
+                    return
+
+
+def encode_error(error: PjrtCompatError) -> bytes:
+    return b"!" + json.dumps([type(error).__name__, str(error)]).encode()
+
+
+def raise_if_error(value: bytes) -> None:
+    """Raises what a watcher has written at a gate."""
+    if value.startswith(b"!"):
+        name, text = json.loads(value[1:])
+        kinds: Dict[str, Type[PjrtCompatError]] = {
+            "ReplicaMismatchError": ReplicaMismatchError,
+            "ReplicaLostError": ReplicaLostError,
+        }
+        raise kinds.get(name, PjrtCompatError)(text)
+
+
 def ask_where(place: MeetingPlace, ordinals: Sequence[int], seconds: float = 2.0) -> Dict[int, str]:
     """The line of code each of these replicas of other processes is at, as far as they answer."""
     assert place.clients is not None
@@ -139,7 +228,7 @@ def ask_where(place: MeetingPlace, ordinals: Sequence[int], seconds: float = 2.0
         deadline = time.monotonic() + seconds
         for ordinal in ordinals:
             key = "at/{}/{}".format(number, ordinal)
-            if stores.wait_for(client, key, max(0.05, deadline - time.monotonic())):
+            if stores.poll_for(client, key, deadline - time.monotonic()):
                 answers[ordinal] = "is at " + client.get(key).decode()
     return answers
 
@@ -154,8 +243,7 @@ def answer_where(place: MeetingPlace, on_lost: Callable[[], None]) -> None:
     try:
         client = place.clients.connect()
         while True:
-            if not stores.wait_for(client, "where/{}".format(number), 3600.0):
-                continue
+            client.wait(["where/{}".format(number)])
             for ordinal in place.replicas:
                 at = thread_place(place.threads.get(ordinal))
                 client.set("at/{}/{}".format(number, ordinal), at.encode())

@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from pjrt_compat import __version__
 from pjrt_compat.bootstrap import AUTOLOAD_DIRECTORY
@@ -14,13 +14,28 @@ from pjrt_compat.tools import pth
 
 USAGE_ERROR = 2
 NOT_FOUND = 127
+_OPTIONS_WITH_VALUE = ("--topology", "--log")
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Runs the command line; returns the exit code, unless ``run`` has replaced the process."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    ours, programs = split_behind_script(sys.argv[1:] if arguments is None else arguments)
+    options = make_parser().parse_args(ours)
+    options.arguments = programs
     return int(options.function(options))
+
+
+def split_behind_script(arguments: List[str]) -> Tuple[List[str], List[str]]:
+    """Our part of a ``run`` command line, up to SCRIPT, and the program's own part.
+
+    argparse alone would take the first ``--`` out of the program's part.
+    """
+    if arguments[:1] != ["run"]:
+        return arguments, []
+    place = 1
+    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "-":
+        place += 2 if arguments[place] in _OPTIONS_WITH_VALUE else 1
+    return arguments[: place + 1], arguments[place + 1 :]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -34,6 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a program under the shim",
+        allow_abbrev=False,
         usage="pjrt-compat run [options] [-m] SCRIPT [ARGUMENT ...]",
     )
     run.add_argument(
@@ -45,7 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--log", metavar="LEVEL", help="show pjrt_compat's log: debug, info, warning")
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module name")
     run.add_argument("script", metavar="SCRIPT")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
     run.set_defaults(function=run_program)
 
     autoload = commands.add_parser(
@@ -61,7 +76,14 @@ def run_program(options: argparse.Namespace) -> int:
 
     Returns an exit code only when there is nothing to run.
     """
-    if not options.module and not os.path.exists(options.script):
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        print(
+            "pjrt-compat: Python was started with -E, -I or -S, which keep the shim out of the "
+            "program; leave them out",
+            file=sys.stderr,
+        )
+        return USAGE_ERROR
+    if not options.module and options.script != "-" and not os.path.exists(options.script):
         print("pjrt-compat: no such file: {}".format(options.script), file=sys.stderr)
         return NOT_FOUND
     if options.topology:
@@ -83,14 +105,15 @@ def run_program(options: argparse.Namespace) -> int:
     raise AssertionError("execv does not return")
 
 
-def run_environment(options: argparse.Namespace) -> dict[str, str]:
+def run_environment(options: argparse.Namespace) -> Dict[str, str]:
     """The variables that make a program run under the shim."""
-    kept = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e]
-    path = [AUTOLOAD_DIRECTORY] + [e for e in kept if e != AUTOLOAD_DIRECTORY]
+    former = os.environ.get("PYTHONPATH")
+    kept = [e for e in former.split(os.pathsep) if e != AUTOLOAD_DIRECTORY] if former else []
     strict = os.environ.get("PJRT_COMPAT", "").strip() == "strict"
     chosen = {
         "PJRT_COMPAT": "strict" if strict else "1",
-        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join([AUTOLOAD_DIRECTORY, *kept]),
+        "_PJRT_COMPAT_ROUTE": "run",
         "PJRT_COMPAT_TOPOLOGY": options.topology,
         "PJRT_COMPAT_AS_TPU": "1" if options.as_tpu else None,
         "PJRT_COMPAT_LOG": options.log,

@@ -7,9 +7,10 @@ import sys
 import sysconfig
 
 NAME = "pjrt_compat_autoload.pth"
-# One line, as .pth files demand: the gate first, and harmless once the package is gone.
+# One line, as .pth files demand: the gate first, and silent once the package is gone.
 LINE = (
     "import os, sys; exec(\"try:\\n import pjrt_compat.bootstrap as b\\n b.start('pth')\\n"
+    "except ModuleNotFoundError: pass\\n"
     "except Exception as e: sys.stderr.write('pjrt_compat: pth: %r\\\\n' % (e,))\") "
     "if os.environ.get('PJRT_COMPAT', '').strip().lower() not in "
     "('', '0', 'off', 'false', 'no') else None\n"
@@ -22,7 +23,18 @@ def path() -> str:
 
 
 def perform(action: str) -> int:
-    """``install``, ``remove`` or report ``status``; returns the exit code (1: not installed)."""
+    """``install``, ``remove`` or report ``status``.
+
+    Returns the exit code: 1 when it is not installed, or could not be installed or removed.
+    """
+    try:
+        return _perform(action)
+    except OSError as error:
+        print("pjrt-compat: {}".format(error), file=sys.stderr)
+        return 1
+
+
+def _perform(action: str) -> int:
     installed = os.path.exists(path())
     if action == "install":
         with open(path(), "w", encoding="ascii") as file:
