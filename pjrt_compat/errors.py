@@ -26,7 +26,13 @@ class TopologyError(PjrtCompatError, ValueError):
 
 
 class ReplicaMismatchError(PjrtCompatError, ValueError):
-    """Replicas met at the same call with arguments that do not fit together."""
+    """Replicas met at the same call with arguments that do not fit together.
+
+    Attributes:
+      topics: the meetings that have failed because of it.
+    """
+
+    topics: tuple = ()
 
 
 class ReplicaLostError(PjrtCompatError):

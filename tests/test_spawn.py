@@ -92,7 +92,7 @@ print("all failures surfaced")
 def test_the_first_failure_ends_the_job_and_the_launcher_says_whose_it_was(
     tmp_path: Path, topology: Optional[str]
 ) -> None:
-    """Contract 26: exit codes 17 and sys.exit's own, tracebacks, signals; nothing is left behind."""
+    """Contract 26: exit codes 17 and sys.exit's own, tracebacks and signals."""
     outcome = launch(FAILURES, tmp_path, topology=topology, timeout=180)
     assert outcome.code == 0, outcome.err
     assert "all failures surfaced" in outcome.out

@@ -5,7 +5,8 @@ other's memory; those of different processes exchange messages through gloo. Eve
 begins with an agreement of all replicas on what they are about to do: a mismatch is an error
 and not a hang, and nothing is sent before everybody is there.
 
-Results do not depend on the layout: reductions run element by element in ascending order of ordinal.
+Results do not depend on the layout: reductions run element by element in ascending order of
+ordinal.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -21,12 +22,31 @@ class Topic(NamedTuple):
       name: the tag, or the number of the collective.
       participants: ordinals, ascending.
       description: what all must agree on; shown in errors.
+      round: how often these participants have met under this name before.
     """
 
     kind: str
     name: str
     participants: Tuple[int, ...]
     description: str
+    round: int = 0
+
+    def clashes_with(self, other: Topic) -> bool:
+        """Whether replicas at these two topics mean the same meeting but will never meet."""
+        return (self.kind, self.name) == (other.kind, other.name) and (
+            self.participants != other.participants or self.description != other.description
+        )
+
+    def store_key(self) -> str:
+        """Names the meeting in the store, alike in every process."""
+        text = repr(tuple(self)).encode("utf-8", "backslashreplace")
+        return "meet/" + hashlib.sha256(text).hexdigest()[:32]
+
+    def failure_key(self) -> str:
+        """Where a failure of the meeting is told. A collective's number names it for all."""
+        if self.kind == COLLECTIVE:
+            return "failed/" + self.name
+        return "failed/" + self.store_key()
 
     def __str__(self) -> str:
         if self.kind == RENDEZVOUS:

@@ -10,7 +10,6 @@ of the collective), its participants and its description; replicas at different 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
@@ -100,14 +99,14 @@ class MeetingPlace:
         self, ordinal: int, tag: str, payload: bytes, participants: Tuple[int, ...]
     ) -> Dict[int, bytes]:
         """Waits for all participants to reach ``tag``; returns their payloads by ordinal."""
-        topic = Topic(RENDEZVOUS, tag, participants, "")
         key = (ordinal, tag, participants)
         with self._lock:
             number = self._rounds.get(key, 0)
             self._rounds[key] = number + 1
+        topic = Topic(RENDEZVOUS, tag, participants, "", number)
 
         def speak(meeting: Meeting) -> Dict[int, bytes]:
-            return self._exchange_payloads(topic, number, meeting.payloads)
+            return self._exchange_payloads(topic, meeting.payloads)
 
         return dict(self._meet(ordinal, topic, payload, speak))
 
@@ -129,7 +128,7 @@ class MeetingPlace:
             if self._is_remote(topic):
                 assert self.clients is not None
                 with self.clients.borrow() as client:
-                    self._gather_processes(client, topic, 0, meeting)
+                    self._gather_processes(client, topic, meeting)
             return meeting.payloads
 
         return dict(self._meet(ordinal, topic, payload, speak))
@@ -179,7 +178,7 @@ class MeetingPlace:
             if last and mismatch is None:
                 del self._open[key]
         if mismatch is not None:
-            self.publish({ordinal: topic})
+            self.tell_failure([topic, meeting.topic, *mismatch.topics], str(mismatch))
             raise mismatch
         if not last:
             return self._wait_for_speaker(ordinal, meeting)
@@ -205,12 +204,7 @@ class MeetingPlace:
 
         The caller holds the lock, publishes and raises.
         """
-        clashing = [
-            other
-            for other in self._open.values()
-            if (other.topic.kind, other.topic.name) == (topic.kind, topic.name)
-            and other.topic != topic
-        ]
+        clashing = [other for other in self._open.values() if topic.clashes_with(other.topic)]
         if not clashing:
             return None
         lines = [waiting_line(ordinal, topic, threading.get_ident())]
@@ -219,6 +213,7 @@ class MeetingPlace:
                 if waiting != ordinal:
                     lines.append(waiting_line(waiting, other.topic, thread))
         error = ReplicaMismatchError(mismatch_text(topic, lines))
+        error.topics = tuple(other.topic for other in clashing)
         for other in [*clashing, meeting]:
             other.error, other.done = error, True
             other.changed.notify_all()
@@ -252,18 +247,16 @@ class MeetingPlace:
 
     # -- between processes --------------------------------------------------------------------
 
-    def _exchange_payloads(
-        self, topic: Topic, number: int, payloads: Dict[int, bytes]
-    ) -> Dict[int, bytes]:
+    def _exchange_payloads(self, topic: Topic, payloads: Dict[int, bytes]) -> Dict[int, bytes]:
         if not self._is_remote(topic):
             return payloads
         assert self.clients is not None
         meeting = Meeting(topic, 0, self._lock)
         meeting.payloads = payloads
         with self.clients.borrow() as client:
-            key = _store_key(topic, number)
+            key = topic.store_key()
             carried = self._send_payloads(client, key, payloads)
-            total = self._gather_processes(client, topic, number, meeting, carried)
+            total = self._gather_processes(client, topic, meeting, carried)
             if total == 0:
                 return {ordinal: payloads.get(ordinal, b"") for ordinal in topic.participants}
             received = self._receive_payloads(client, key, topic)
@@ -320,14 +313,14 @@ class MeetingPlace:
         return {self.processes_of[ordinal] for ordinal in topic.participants}
 
     def _gather_processes(
-        self, client: Any, topic: Topic, number: int, meeting: Meeting, carried: int = 0
+        self, client: Any, topic: Topic, meeting: Meeting, carried: int = 0
     ) -> int:
         """Waits for every process of the topic; returns how many carried a payload.
 
         One counter tells who is last: it counts processes in its lower half and payloads in its
         upper half. The last one opens the gate, and the last to pass removes both keys.
         """
-        key = _store_key(topic, number)
+        key = topic.store_key()
         gate = key + "/gate"
         count = len(self._processes(topic))
         arrived = client.add(key, 1 + (carried << 32))
@@ -368,17 +361,21 @@ class MeetingPlace:
             with self.clients.borrow() as client:
                 client.delete_key("waiting/{}".format(ordinal))
 
-    def post_verdicts(self, clashing: Dict[int, Topic], text: str) -> None:
-        """Tells replicas that wait in vain why, in case this one goes on before they look."""
+    def tell_failure(self, topics: Sequence[Topic], text: str) -> None:
+        """Tells everybody who is at one of these meetings, or comes later, that it has failed."""
         if self.clients is None:
             return
         with self.clients.borrow() as client:
-            for ordinal, topic in clashing.items():
-                client.set("verdict/{}".format(ordinal), json.dumps([list(topic), text]).encode())
+            for topic in topics:
+                client.set(topic.failure_key(), text.encode())
 
-    def read_verdict(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
-        """What another replica has found out about this one's wait."""
-        return self._read_topic("verdict/{}".format(ordinal))
+    def read_failure(self, topic: Topic) -> Optional[str]:
+        """What another replica has found out about this meeting."""
+        if self.clients is None:
+            return None
+        with self.clients.borrow() as client:
+            key = topic.failure_key()
+            return client.get(key).decode() if client.check([key]) else None
 
     def close_gate(self, gate: str, error: PjrtCompatError) -> None:
         """Lets everybody at a gate through, with an error."""
@@ -390,16 +387,14 @@ class MeetingPlace:
 
     def read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
         """What a replica waits for and where, if it published that."""
-        return self._read_topic("waiting/{}".format(ordinal))
-
-    def _read_topic(self, key: str) -> Optional[Tuple[Topic, str]]:
+        key = "waiting/{}".format(ordinal)
         if self.clients is None:
             return None
         with self.clients.borrow() as client:
             if not client.check([key]):
                 return None
-            (kind, name, participants, description), text = json.loads(client.get(key))
-        return Topic(kind, name, tuple(participants), description), text
+            (kind, name, participants, description, number), place = json.loads(client.get(key))
+        return Topic(kind, name, tuple(participants), description, number), place
 
     def has_ended(self, ordinal: int) -> bool:
         if ordinal in self.ended:
@@ -414,12 +409,7 @@ class MeetingPlace:
         if self.clients is None:
             return True
         with self.clients.borrow() as client:
-            return bool(client.add("said/" + _store_key(topic, 0), 1) == 1)
-
-
-def _store_key(topic: Topic, number: int) -> str:
-    text = repr((tuple(topic), number))
-    return "meet/" + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
+            return bool(client.add("said/" + topic.store_key(), 1) == 1)
 
 
 def _copy_for_this_thread(error: BaseException) -> BaseException:

@@ -70,9 +70,12 @@ class Patience:
         if not self.published:
             self.published = True
             self.place.publish(dict.fromkeys(self.meeting.payloads, topic))
-        self._check_verdict(topic)
+        # A replica that saw a mismatch first may have gone on since; it has left word.
+        failure = self.place.read_failure(topic)
+        if failure is not None:
+            raise ReplicaMismatchError(failure)
         missing: List[int] = []
-        clashing: Dict[int, Topic] = {}
+        clashing: List[Topic] = []
         lines: List[str] = []
         where: Dict[int, str] = {}
         for ordinal in topic.participants:
@@ -84,23 +87,16 @@ class Patience:
             elif waiting[0] != topic:
                 missing.append(ordinal)
                 where[ordinal] = "waits in {} at {}".format(*waiting)
-                if waiting[0].kind == topic.kind and waiting[0].name == topic.name:
+                if topic.clashes_with(waiting[0]):
                     lines.append("replica {} is in {} at {}".format(ordinal, *waiting))
-                    clashing[ordinal] = waiting[0]
+                    clashing.append(waiting[0])
         if lines:
             own = waiting_line(self.ordinal, topic, self.meeting.threads.get(self.ordinal))
             text = mismatch_text(topic, [own, *lines])
-            self.place.post_verdicts(clashing, text)
+            self.place.tell_failure([topic, *clashing], text)
             raise ReplicaMismatchError(text)
         self._check_ended(topic, missing)
         self._check_time(topic, missing, where)
-
-    def _check_verdict(self, topic: Topic) -> None:
-        """Whether a replica that saw the mismatch first, and has gone on since, left word."""
-        for ordinal in self.meeting.payloads:
-            verdict = self.place.read_verdict(ordinal)
-            if verdict is not None and verdict[0] == topic:
-                raise ReplicaMismatchError(verdict[1])
 
     def _waiting_of(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
         for other in self.place.open_meetings():
@@ -155,8 +151,8 @@ class Patience:
 class Watcher:
     """Looks for reasons on behalf of threads that wait inside the store.
 
-    A wait in the store cannot be interrupted, so what the watcher finds is written where the waiting
-    thread, and those of other processes at the same meeting, will read it: at the gate.
+    A wait in the store cannot be interrupted, so what the watcher finds is written where the
+    waiting thread, and those of other processes at the same meeting, will read it: at the gate.
     """
 
     def __init__(self, place: MeetingPlace) -> None:
