@@ -359,7 +359,8 @@ class MeetingPlace:
         self._published.discard(ordinal)
         if self.clients is not None:
             with self.clients.borrow() as client:
-                client.delete_key("waiting/{}".format(ordinal))
+                # Emptied, not deleted: a reader that has seen the key would wait for it for ever.
+                client.set("waiting/{}".format(ordinal), b"")
 
     def tell_failure(self, topics: Sequence[Topic], text: str) -> None:
         """Tells everybody who is at one of these meetings, or comes later, that it has failed."""
@@ -391,9 +392,10 @@ class MeetingPlace:
         if self.clients is None:
             return None
         with self.clients.borrow() as client:
-            if not client.check([key]):
-                return None
-            (kind, name, participants, description, number), place = json.loads(client.get(key))
+            text = client.get(key) if client.check([key]) else b""
+        if not text:
+            return None
+        (kind, name, participants, description, number), place = json.loads(text)
         return Topic(kind, name, tuple(participants), description, number), place
 
     def has_ended(self, ordinal: int) -> bool:
