@@ -67,16 +67,15 @@ def bits(tensor: torch.Tensor) -> bytes:
 # -- all_reduce ------------------------------------------------------------------------------------
 
 
-def check_a_tensor_is_reduced_into_a_new_one() -> None:
-    """Contract 9."""
+def check_contract_9_a_tensor_is_reduced_into_a_new_one() -> None:
     x = torch.full((2, 3), float(me()), device=device())
     result = xm.all_reduce(xm.REDUCE_SUM, x)
     same(result, torch.full((2, 3), float(sum(range(world())))))
     same(x, torch.full((2, 3), float(me())))
 
 
-def check_a_list_is_reduced_in_place_and_returned() -> None:
-    """Contract 9: mixed dtypes and shapes, used by return value too."""
+def check_contract_9_a_list_is_reduced_in_place_and_returned() -> None:
+    """Mixed dtypes and shapes, used by return value too."""
     a = torch.full((3,), float(me() + 1), device=device())
     b = torch.tensor([[me()]], dtype=torch.int32, device=device())
     inputs = [a, b]
@@ -94,8 +93,8 @@ def check_a_list_of_parameters_is_reduced_in_place_under_autograd() -> None:
     same(p.grad, torch.full((2,), 2.0))
 
 
-def check_every_reduce_type() -> None:
-    """Contract 10: reduce types are strings."""
+def check_contract_10_every_reduce_type_is_a_string() -> None:
+    """Reduce types are strings."""
     values = [torch.tensor([1, 6, 3 + o], dtype=torch.int32) for o in range(world())]
     x = values[me()].to(device())
     stacked = np.stack([v.numpy() for v in values])
@@ -190,8 +189,7 @@ def check_lists_longer_than_a_bucket_are_reduced() -> None:
 # -- gather, scatter, exchange ---------------------------------------------------------------------
 
 
-def check_all_gather_concatenates_in_ordinal_order() -> None:
-    """Contract 12."""
+def check_contract_12_all_gather_concatenates_in_ordinal_order() -> None:
     values = [torch.arange(6.0).reshape(2, 3) + 10 * o for o in range(world())]
     x = values[me()].to(device())
     for dim in (0, 1, -1, -2):
@@ -279,8 +277,8 @@ def check_broadcast_of_a_tensor_gives_a_new_one() -> None:
     same(pjrt_compat.broadcast(x), torch.tensor([0.0, -1.0]))
 
 
-def check_broadcast_of_a_list_is_in_place() -> None:
-    """Contract 11: parameters and buffers, integers among them."""
+def check_contract_11_broadcast_of_a_list_is_in_place() -> None:
+    """Parameters and buffers, integers among them."""
     inputs = [torch.tensor([me()], device=device()), torch.full((2, 2), me() + 0.5).to(device())]
     assert xm.broadcast(inputs, root_ordinal=1) is inputs
     same(inputs[0], torch.tensor([1]))
@@ -341,8 +339,7 @@ def check_broadcast_master_param_copies_parameters_and_buffers() -> None:
 # -- what stands on them ---------------------------------------------------------------------------
 
 
-def check_optimizer_step_averages_gradients() -> None:
-    """Contract 14."""
+def check_contract_14_optimizer_step_averages_gradients() -> None:
     p = torch.nn.Parameter(torch.zeros(2, device=device()))
     optimizer = torch.optim.SGD([p], lr=1.0)
     (p * float(me() + 1)).sum().backward()
@@ -369,7 +366,7 @@ class GatherInBackward(torch.autograd.Function):
         return summed[xm.get_ordinal() * size : (xm.get_ordinal() + 1) * size]
 
 
-def check_collectives_work_inside_backward() -> None:
+def check_contract_13_collectives_work_inside_backward() -> None:
     x = torch.full((2,), float(me()), device=device(), requires_grad=True)
     gathered = GatherInBackward.apply(x)
     weights = torch.arange(2.0 * world(), device=device()) * (me() + 1)
@@ -400,7 +397,7 @@ def check_a_helper_thread_may_call_a_collective() -> None:
     assert found == [float(world())]
 
 
-def check_replicas_may_run_different_programs_around_a_collective() -> None:
+def check_contract_15_replicas_may_run_different_programs_around_a_collective() -> None:
     """XRT replicas were processes of their own; only the collectives must match."""
     x = torch.ones(3, device=device())
     for _ in range(me()):

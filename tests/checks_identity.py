@@ -32,7 +32,7 @@ def mine() -> Any:
     return next(r for r in STATE.local_replicas if r.ordinal == ordinal)
 
 
-def check_ordinals_and_world_size_are_those_of_the_replica() -> None:
+def check_contract_16_ordinals_and_world_size_are_those_of_the_replica() -> None:
     replica = mine()
     assert xm.get_ordinal() == xm.get_ordinal(defval=-1) == replica.ordinal
     assert xm.xrt_world_size() == xm.xrt_world_size(defval=-1) == replica.world_size
@@ -52,7 +52,7 @@ def check_all_ordinals_exist_once() -> None:
     assert ordinals == list(range(xm.xrt_world_size()))
 
 
-def check_the_bare_device_is_the_replicas_own() -> None:
+def check_contract_20_the_bare_device_is_the_replicas_own() -> None:
     device = xm.xla_device()
     assert device == torch.device("xla", mine().device_index)
     assert torch_xla._XLAC._xla_get_default_device() == str(device)
@@ -62,7 +62,7 @@ def check_the_bare_device_is_the_replicas_own() -> None:
     assert tensor.device == device
 
 
-def check_hardware_names_are_those_of_xrt() -> None:
+def check_contract_21_hardware_names_are_those_of_xrt() -> None:
     device = xm.xla_device()
     assert xm.xla_device_hw(device) == "CPU"
     assert xm.xla_real_devices([device]) == ["CPU:{}".format(xm.get_ordinal())]
@@ -91,7 +91,7 @@ def check_set_replication_with_ones_own_device_is_accepted() -> None:
     assert xm.xla_device() == device
 
 
-def check_environment_variables_of_xrt_are_the_replicas_own() -> None:
+def check_contract_19_environment_variables_of_xrt_are_the_replicas_own() -> None:
     replica = mine()
     assert os.environ["XRT_SHARD_ORDINAL"] == str(replica.ordinal)
     assert os.environ.get(xenv.LOCAL_ORDINAL) == str(replica.local_ordinal)
@@ -185,8 +185,8 @@ class Remember(torch.autograd.Function):
         return gradient * 2
 
 
-def check_backward_runs_with_the_ordinal_of_the_forward() -> None:
-    """Contract 13: collectives in autograd functions ask for the ordinal in backward."""
+def check_contract_13_backward_runs_with_the_ordinal_of_the_forward() -> None:
+    """Collectives in autograd functions ask for the ordinal in backward."""
 
     def differentiate() -> float:
         x = torch.ones(3, device=xm.xla_device(), requires_grad=True)
@@ -199,8 +199,8 @@ def check_backward_runs_with_the_ordinal_of_the_forward() -> None:
     assert Remember.seen[xm.get_ordinal()] == [xm.get_ordinal()] * 2
 
 
-def check_step_closures_run_as_the_replica() -> None:
-    """Contract 31: step closures see the replica's context, also when run asynchronously."""
+def check_contract_31_step_closures_run_as_the_replica() -> None:
+    """Step closures see the replica's context, also when run asynchronously."""
     found: List[Any] = []
     done = threading.Event()
     x = torch.ones(2, device=xm.xla_device()) * 3
@@ -227,8 +227,8 @@ class Ordinals(torch.utils.data.Dataset):
         return torch.tensor([xm.get_ordinal(), xm.xrt_world_size(), xm.get_local_ordinal()])
 
 
-def check_loader_workers_know_their_replica() -> None:
-    """Contract 16: ordinals are asked in DataLoader workers, without a runtime."""
+def check_contract_16_loader_workers_know_their_replica() -> None:
+    """Ordinals are asked in DataLoader workers, without a runtime."""
     expected = [xm.get_ordinal(), xm.xrt_world_size(), xm.get_local_ordinal()]
     for context in (None, "fork", "spawn"):
         loader = torch.utils.data.DataLoader(
@@ -237,8 +237,8 @@ def check_loader_workers_know_their_replica() -> None:
         assert [batch.tolist() for batch in loader] == [[expected, expected]] * 2, context
 
 
-def check_device_loaders_deliver_to_the_replicas_device() -> None:
-    """Contract 29: ParallelLoader and MpDeviceLoader work in a replica."""
+def check_contract_29_device_loaders_deliver_to_the_replicas_device() -> None:
+    """ParallelLoader and MpDeviceLoader work in a replica."""
     data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(8, 1))
     loader = torch.utils.data.DataLoader(data, batch_size=2)
     device = xm.xla_device()
@@ -248,8 +248,8 @@ def check_device_loaders_deliver_to_the_replicas_device() -> None:
     assert torch.equal(torch.cat(again), torch.arange(8.0).reshape(8, 1))
 
 
-def check_a_wrapped_model_is_private_to_the_replica() -> None:
-    """Contract 24: each replica trains its own copy of the wrapped model."""
+def check_contract_24_a_wrapped_model_is_private_to_the_replica() -> None:
+    """Each replica trains its own copy of the wrapped model."""
     model = MODEL.to(xm.xla_device())
     assert {p.device for p in model.parameters()} == {xm.xla_device()}
     with torch.no_grad():
@@ -259,14 +259,42 @@ def check_a_wrapped_model_is_private_to_the_replica() -> None:
     assert model.weight.cpu().unique().tolist() == [float(xm.get_ordinal())]
 
 
-def check_the_serial_executor_runs_one_replica_at_a_time() -> None:
-    """Contract 24: every replica runs the function and gets its own result."""
+def check_contract_24_the_serial_executor_runs_one_replica_at_a_time() -> None:
+    """Every replica runs the function and gets its own result."""
     assert xmp.MpSerialExecutor().run(xm.get_ordinal) == xm.get_ordinal()
 
 
-def check_master_print_prints_on_the_master_only() -> None:
+def check_contract_18_master_print_prints_on_the_master_only() -> None:
     import io
 
     stream = io.StringIO()
     xm.master_print("a", 1, fd=stream, flush=True)
     assert stream.getvalue() == ("a 1\n" if xm.get_ordinal() == 0 else "")
+
+
+def check_contract_8_names_bound_by_other_modules_are_ours() -> None:
+    """Frameworks hand xm.save over as a callback, or bind it by name."""
+    from torch_xla.core.xla_model import get_ordinal, save
+
+    assert save is xm.save and get_ordinal is xm.get_ordinal
+    assert save.__module__.startswith("pjrt_compat")
+
+
+def check_contract_17_the_index_is_the_ordinal_and_on_one_host_the_local_one() -> None:
+    assert mine().ordinal == mine().local_ordinal == xm.get_local_ordinal()
+
+
+def check_contract_28_one_seed_gives_all_processes_the_same_weights() -> None:
+    """Replicas that are threads share torch's generator, so they draw one after the other here."""
+
+    def draw() -> torch.Tensor:
+        torch.manual_seed(1)
+        return torch.nn.Linear(4, 4).weight.detach()
+
+    for turn in range(xm.xrt_world_size()):
+        if turn == xm.get_ordinal() or not mine().shares_process:
+            weight = draw()
+        xm.rendezvous("turn")
+    weights = xm.mesh_reduce("weights", weight, list)
+    assert all(torch.equal(w, weights[0]) for w in weights)
+    assert not torch.equal(torch.rand(3), torch.rand(3))

@@ -38,7 +38,7 @@ def test_four_replicas_reach_the_target_accuracy(tmp_path: Path) -> None:
     [(1, [None]), (2, [None, "cpu:1x2"]), (4, [None, "cpu:2x2", "cpu:1x4"]), (8, [None, "v3-8"])],
 )
 def test_layouts_of_one_world_size_end_with_the_same_bits(
-    tmp_path: Path, replicas: int, topologies: "list[Optional[str]]"
+    tmp_path: Path, replicas: int, topologies: list[Optional[str]]
 ) -> None:
     """The script itself checks that all replicas agree with the saved file."""
     short = ("--num_epochs", "2", "--target_accuracy", "0")

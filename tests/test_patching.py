@@ -244,7 +244,8 @@ signatures = {
 for name, parameters in signatures.items():
     actual = list(inspect.signature(getattr(xm, name)).parameters)
     assert actual[: len(parameters.split())] == parameters.split(), (name, actual)
-assert list(inspect.signature(xmp.spawn).parameters) == "fn args nprocs join daemon start_method".split()
+spawn = list(inspect.signature(xmp.spawn).parameters)
+assert spawn == "fn args nprocs join daemon start_method".split()
 
 # Under torch.compile the value is ours.
 def scaled(x):

@@ -89,10 +89,10 @@ print("all failures surfaced")
 
 
 @pytest.mark.parametrize("topology", [None, "cpu:2x2", "cpu:1x4"])
-def test_the_first_failure_ends_the_job_and_the_launcher_says_whose_it_was(
+def test_contract_26_the_first_failure_ends_the_job_and_the_launcher_says_whose_it_was(
     tmp_path: Path, topology: Optional[str]
 ) -> None:
-    """Contract 26: exit codes 17 and sys.exit's own, tracebacks and signals."""
+    """Exit codes 17 and sys.exit's own, tracebacks and signals."""
     outcome = launch(FAILURES, tmp_path, topology=topology, timeout=180)
     assert outcome.code == 0, outcome.err
     assert "all failures surfaced" in outcome.out
@@ -112,7 +112,7 @@ def fresh(name):
 def written(path):
     return {name: open(os.path.join(path, name)).read() for name in sorted(os.listdir(path))}
 
-# Contract 22: keywords, nprocs, the index given to fn, the return value.
+# Contracts 17 and 22: keywords, nprocs, the index given to fn, the return value.
 path = fresh("spawn")
 assert xmp.spawn(fn=jobs.job_writes, args=(path, "x"), nprocs=3) is None
 assert written(path) == {str(i): "%d 3 ('x',)" % i for i in range(3)}, written(path)
@@ -164,6 +164,17 @@ xmp.spawn(lambda i: jobs.job_writes(i, path, lock.acquire(False)), nprocs=1)
 xmp.spawn(lambda i: jobs.job_writes(i, path), nprocs=2, start_method="fork")
 assert written(path)["1"] == "1 2 ()"
 
+# Contract 27: a daemon thread of the parent feeds the replicas while spawn blocks.
+import threading
+feed, answers = torch.multiprocessing.Queue(), torch.multiprocessing.SimpleQueue()
+def feeding():
+    for number in range(6):
+        time.sleep(0.1)
+        feed.put(number)
+threading.Thread(target=feeding, daemon=True).start()
+xmp.spawn(lambda i: answers.put([feed.get() for _ in range(3)]), nprocs=2, start_method="fork")
+assert sorted(answers.get() + answers.get()) == list(range(6))
+
 # With spawn they cannot be pickled, and the message says what to do.
 for bad, args in ((lambda i: None, ()), (jobs.job_writes, (lock,))):
     try:
@@ -206,7 +217,9 @@ print("all ways work")
 """
 
 
-def test_every_way_to_spawn_does_what_xrt_did(tmp_path: Path) -> None:
+def test_contracts_17_20_22_23_25_and_27_every_way_to_spawn_does_what_xrt_did(
+    tmp_path: Path,
+) -> None:
     """Contracts 20, 22, 23, 25: arguments, start methods, contexts, isolation."""
     outcome = launch(WAYS, tmp_path, str(tmp_path), timeout=180)
     assert outcome.code == 0, outcome.err

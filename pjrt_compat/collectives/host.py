@@ -70,6 +70,11 @@ class Exchange:
         name = "{}/{}/{}".format(self.number, self._phase, self.members)
         return self.place.share(self.ordinal, name, tuple(self.members), payload)
 
+    def agree_in_group(self, description: str) -> None:
+        """The members of the group confirm what other groups may do differently."""
+        name = "{} in group {}".format(self.number, self.members)
+        self.place.agree(self.ordinal, name, description, None, tuple(self.members))
+
     def tag(self, phase: int, source: int, target: int) -> int:
         """Tag of a message; unique among those that can be under way between two processes."""
         source_index = self.place.index_in_process(source)
@@ -88,7 +93,8 @@ def begin(call: Call, description: str, deposit: Any) -> Exchange:
             )
         )
     number = place.next_collective(call.ordinal)
-    return Exchange(call, place, number, place.agree(call.ordinal, number, description, deposit))
+    deposits = place.agree(call.ordinal, str(number), description, deposit)
+    return Exchange(call, place, number, deposits)
 
 
 # -- tensors between device and host ---------------------------------------------------------------
@@ -381,14 +387,19 @@ def collective_permute(
 
 
 def broadcast(
-    call: Call, tensors: List[torch.Tensor], root: int, description: str
+    call: Call, tensors: List[torch.Tensor], root: int, description: str, own_description: str
 ) -> Iterator[Tuple[int, torch.Tensor]]:
-    """Index and host value of every tensor, on the replicas that are not the root."""
+    """Index and host value of every tensor, on the replicas that are not the root.
+
+    All replicas agree on ``description``, those of one group on ``own_description`` too.
+    """
     for indices in buckets(tensors):
         chosen = [tensors[i] for i in indices]
         is_root = call.ordinal == root
         flat = flatten(to_host(chosen)) if is_root else None
         exchange = begin(call, description, flat)
+        if call.groups:
+            exchange.agree_in_group(own_description)
         received = _receive_broadcast(exchange, chosen, root, flat)
         if not is_root:
             yield from zip(indices, unflatten(received, chosen))

@@ -150,8 +150,9 @@ class ReplicaContext(ProcessContext):
         if self.job in STATE.jobs:
             STATE.jobs.remove(self.job)
             _log.info(
-                "job of %d replica(s) ended after %.1f s",
-                self.job.topology.world_size,
+                "%s, %d names patched: ended after %.1f s",
+                self.job.topology,
+                len(STATE.registry.handles) if STATE.registry is not None else 0,
                 time.monotonic() - self.job.started,
             )
 
@@ -320,7 +321,6 @@ def _call_first(index: int, fn: Callable[..., Any], args: Sequence[Any]) -> None
 
 def run_process(process: int, plan: Plan, fn: Callable[..., Any], args: Sequence[Any]) -> None:
     """Body of each process: becomes its replicas and runs the function on each."""
-    STATE.jobs.clear()
     runtime.configure_process(
         process, plan.topology.processes, plan.topology.replicas_per_process, plan.device_kind
     )

@@ -117,12 +117,21 @@ class MeetingPlace:
             self._collectives[ordinal] = number + 1
         return number
 
-    def agree(self, ordinal: int, number: int, description: str, payload: Any) -> Dict[int, Any]:
-        """All replicas of the job confirm that they are at the same collective.
+    def agree(
+        self,
+        ordinal: int,
+        name: str,
+        description: str,
+        payload: Any,
+        participants: Optional[Tuple[int, ...]] = None,
+    ) -> Dict[int, Any]:
+        """All replicas of the job, or these, confirm that they are at the same collective.
 
         Returns the payloads of the replicas of this process, shared by reference.
         """
-        topic = Topic(COLLECTIVE, str(number), tuple(range(self.world_size)), description)
+        if participants is None:
+            participants = tuple(range(self.world_size))
+        topic = Topic(COLLECTIVE, name, participants, description)
 
         def speak(meeting: Meeting) -> Dict[int, Any]:
             if self._is_remote(topic):

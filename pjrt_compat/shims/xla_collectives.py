@@ -70,7 +70,7 @@ def all_reduce(
         return alone.same(tensors)[0] if isinstance(inputs, torch.Tensor) else inputs
     if call.path == NATIVE:
         return native.all_reduce(reduce_type, inputs, scale, call.groups, pin_layout)
-    description = contract.describe(call, tensors, reduce_type=reduce_type, scale=scale)
+    description = contract.describe(call, tensors, reduce_type=reduce_type, scale=float(scale))
     results = host.all_reduce(call, tensors, reduce_type, scale, description)
     if isinstance(inputs, torch.Tensor):
         return host.to_device(call, results[0])
@@ -189,7 +189,7 @@ def reduce_scatter(
         results = []
         for tensor, dim in zip(tensors, dims):
             description = contract.describe(
-                call, [tensor], reduce_type=reduce_type, scale=scale, scatter_dim=dim
+                call, [tensor], reduce_type=reduce_type, scale=float(scale), scatter_dim=dim
             )
             results.append(host.reduce_scatter(call, tensor, reduce_type, scale, dim, description))
     return contract.unwrap(input, _deliver(call, results, outputs))
@@ -326,10 +326,11 @@ def _broadcast(
             return sent[0]
         host.write_back(tensors, sent)
         return value
-    details = {} if call.groups else {"root_ordinal": root}
-    description = contract.describe(call, tensors, **details)
+    own_description = contract.describe(call, tensors, root_ordinal=root)
+    # Each group has a root of its own.
+    description = contract.describe(call, tensors) if call.groups else own_description
     results = alone.same(tensors) if single else tensors
-    for index, received in host.broadcast(call, tensors, root, description):
+    for index, received in host.broadcast(call, tensors, root, description, own_description):
         host.write_back([results[index]], [received])
     return results[0] if single else value
 

@@ -298,8 +298,8 @@ def page(found: List[Measure]) -> str:
             commit, versions, platform.python_version(), os.cpu_count()
         ),
         "",
-        "Each row is a ratio of two things measured in the same run. Absolute figures belong to the",
-        "machine of the run.",
+        "Each row is a ratio of two things measured in the same run. Absolute figures belong to",
+        "the machine of the run.",
         "",
         "| what | ours | reference | ratio | bar | met |",
         "|---|---|---|---|---|---|",
