@@ -209,6 +209,8 @@ def check_replicas_that_are_unknown_or_lack_the_caller() -> None:
 
 def check_one_tag_met_with_different_replicas() -> None:
     """An error on all of them, as from XRT's mesh service."""
+    if world() == 2:
+        return  # Both lists would name everybody.
     replicas = [0, 1] if me() == 0 else []
     raises(
         ReplicaMismatchError,

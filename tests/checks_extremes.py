@@ -193,10 +193,13 @@ def check_results_belong_to_the_replica_that_got_them() -> None:
 
 def trained(seed: int) -> Dict[str, torch.Tensor]:
     """A few steps of a small network; replicas start from different weights and are broadcast."""
-    torch.manual_seed(seed + me())
     model = torch.nn.Sequential(
         torch.nn.Linear(5, 70), torch.nn.BatchNorm1d(70), torch.nn.ReLU(), torch.nn.Linear(70, 3)
     )
+    with torch.no_grad():
+        # Not by torch.manual_seed: replicas that are threads share torch's generator.
+        for p in model.parameters():
+            p.copy_(values_of(seed + me(), p.numel()).view_as(p))
     model.to(xm.xla_device())
     xm.broadcast_master_param(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -185,8 +185,8 @@ def all_reduce_flat(
 ) -> torch.Tensor:
     """The reduction of a 1-D host tensor of every member.
 
-    The members of this process have deposited theirs. The result is shared by them: it must not be
-    written to.
+    The members of this process have deposited theirs. The result is shared by them and must not be
+    written to; ``own`` may be overwritten.
     """
     members = exchange.members
     if own.numel() * own.element_size() <= _WHOLE_BYTES:
@@ -195,10 +195,20 @@ def all_reduce_flat(
         reduce_in_order(reduce_type, [values[o] for o in members], scale, out)
         return out
     bounds = _bounds(own.numel(), len(members))
-    low, high = bounds[members.index(exchange.ordinal)]
-    out = exchange.share(torch.empty_like(own))[exchange.local[0]]
-    values = _scatter_parts(exchange, own, bounds)
-    reduce_in_order(reduce_type, [values[o] for o in members], scale, out[low:high])
+    position = members.index(exchange.ordinal)
+    part = slice(*bounds[position])
+    alone_here = len(exchange.local) == 1
+    # Without readers in this process the caller's own copy takes the result: the pages of a new
+    # tensor cost as much as the exchange.
+    out = own if alone_here else exchange.share(torch.empty_like(own))[exchange.local[0]]
+    parts = _scatter_parts(exchange, own, bounds)
+    values = [parts[o] for o in members]
+    if alone_here and position > 1:
+        # Writing to the caller's part would destroy a value that is still to come.
+        reduce_in_order(reduce_type, values, scale, values[0])
+        out[part].copy_(values[0])
+    else:
+        reduce_in_order(reduce_type, values, scale, out[part])
     if exchange.is_remote:
         _spread_parts(exchange, out, bounds)
     exchange.share(None)

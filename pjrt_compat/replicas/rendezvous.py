@@ -384,15 +384,15 @@ class MeetingPlace:
         if self.clients is None:
             return None
         with self.clients.borrow() as client:
-            key = topic.failure_key()
-            return client.get(key).decode() if client.check([key]) else None
+            text = stores.look_up(client, topic.failure_key())
+        return None if text is None else text.decode()
 
     def close_gate(self, gate: str, error: PjrtCompatError) -> None:
         """Lets everybody at a gate through, with an error."""
         assert self.clients is not None
         with self.clients.borrow() as client:
             # Not compare_set: it does not wake those who wait for the key.
-            if not client.check([gate]):
+            if stores.look_up(client, gate) is None:
                 client.set(gate, encode_error(error))
 
     def read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
@@ -401,7 +401,7 @@ class MeetingPlace:
         if self.clients is None:
             return None
         with self.clients.borrow() as client:
-            text = client.get(key) if client.check([key]) else b""
+            text = stores.look_up(client, key)
         if not text:
             return None
         (kind, name, participants, description, number), place = json.loads(text)
@@ -413,7 +413,7 @@ class MeetingPlace:
         if self.clients is None or ordinal in self.replicas:
             return False
         with self.clients.borrow() as client:
-            return bool(client.check(["ended/{}".format(ordinal)]))
+            return stores.look_up(client, "ended/{}".format(ordinal)) is not None
 
     def claim(self, topic: Topic) -> bool:
         """Whether this process is the one to speak about a long wait."""

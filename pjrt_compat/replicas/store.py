@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch.distributed as dist
 
@@ -23,6 +23,7 @@ FOREVER = datetime.timedelta(days=20)
 # The server refuses values of more than 8 MiB with some back ends
 # (measured on 2.5 and 2.9), so long values go in pieces.
 PIECE = 4 << 20
+_NO_VALUE = "pjrt_compat: no value"
 _LOOPBACK = "127.0.0.1"
 PORT_VARIABLE = "PJRT_COMPAT_PORT"
 
@@ -109,6 +110,16 @@ def delete_long(client: Any, key: str, count: int) -> None:
         client.delete_key("{}/{}".format(key, index))
 
 
+def look_up(client: Any, key: str) -> Optional[bytes]:
+    """The value of ``key``, or None when there is none; never waits.
+
+    ``TCPStore.check`` is missing in torch 2.1. Comparing with a value that no key has answers
+    with what the key holds, or with that value, and changes nothing.
+    """
+    found: bytes = client.compare_set(key, _NO_VALUE, _NO_VALUE)
+    return None if found == _NO_VALUE.encode() else found
+
+
 def poll_for(client: Any, key: str, seconds: float) -> bool:
     """Whether ``key`` appears within ``seconds``.
 
@@ -116,7 +127,7 @@ def poll_for(client: Any, key: str, seconds: float) -> bool:
     warnings (2.6 and later).
     """
     deadline = time.monotonic() + seconds
-    while not client.check([key]):
+    while look_up(client, key) is None:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

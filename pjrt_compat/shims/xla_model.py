@@ -29,7 +29,9 @@ def get_ordinal(defval: int = 0) -> int:
     XRT read XRT_SHARD_ORDINAL (v1.12.0 ``torch_xla/core/xla_model.py`` ``get_ordinal``); here each
     replica thread has its own.
     """
-    return identity.ordinal(defval)
+    # Asked in loops: a process that is one replica answers without a further call.
+    replica = STATE.process_replica
+    return replica.ordinal if replica is not None else identity.ordinal(defval)
 
 
 def xrt_world_size(defval: int = 1) -> int:
