@@ -190,9 +190,9 @@ def all_reduce_flat(
     """
     members = exchange.members
     if own.numel() * own.element_size() <= _WHOLE_BYTES:
-        values = gather_flat(exchange, own)
+        gathered = gather_flat(exchange, own)
         out = torch.empty_like(own)
-        reduce_in_order(reduce_type, [values[o] for o in members], scale, out)
+        reduce_in_order(reduce_type, [gathered[o] for o in members], scale, out)
         return out
     bounds = _bounds(own.numel(), len(members))
     position = members.index(exchange.ordinal)

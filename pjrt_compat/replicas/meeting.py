@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import os
+import re
 import sys
+import tempfile
 import threading
-import traceback
-from types import FrameType
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 RENDEZVOUS = "rendezvous"
 COLLECTIVE = "collective"
@@ -68,15 +69,36 @@ class Meeting:
         self.error: Optional[BaseException] = None
 
 
-def user_place(frame: Optional[FrameType]) -> str:
-    """``file:line`` of the innermost frame that is neither ours nor torch's nor Python's own."""
-    stack = traceback.extract_stack(frame)
+def thread_place(thread: Optional[int]) -> str:
+    """``file:line`` of a thread's innermost frame that is neither ours nor torch's nor Python's.
+
+    The stack is written by ``faulthandler`` in one piece. Following the frames of a thread that
+    runs meanwhile, as ``sys._current_frames`` invites to, crashes Python 3.11.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read()
+    frames = _frames_of(text, thread or -1)
     ours = _library_directories()
-    for summary in reversed(stack):
-        if not summary.filename.startswith(ours):
-            return "{}:{} in {}".format(summary.filename, summary.lineno, summary.name)
-    last = stack[-1]
-    return "{}:{} in {}".format(last.filename, last.lineno, last.name)
+    for path, place in frames:
+        if not path.startswith(ours):
+            return place
+    return frames[0][1] if frames else "a finished thread"
+
+
+def _frames_of(text: str, thread: int) -> List[Tuple[str, str]]:
+    """Path and shown place of each frame of a thread, innermost first, from faulthandler's text."""
+    frames: List[Tuple[str, str]] = []
+    inside = False
+    for line in text.splitlines():
+        head = re.match(r"(?:Current thread|Thread) 0x([0-9a-f]+)", line)
+        frame = re.match(r'  File "(.*)", line (\d+) in (.*)$', line)
+        if head:
+            inside = int(head.group(1), 16) == thread
+        elif frame and inside:
+            frames.append((frame.group(1), "{}:{} in {}".format(*frame.groups())))
+    return frames
 
 
 def _library_directories() -> Tuple[str, ...]:
@@ -88,12 +110,6 @@ def _library_directories() -> Tuple[str, ...]:
     files = [os.path.join(standard, name) for name in os.listdir(standard) if name.endswith(".py")]
     packages = [os.path.join(standard, name) for name in ("multiprocessing", "concurrent")]
     return tuple(directories + files + packages + ["<"])
-
-
-def thread_place(thread: Optional[int]) -> str:
-    """``user_place`` of a running thread."""
-    frame = sys._current_frames().get(thread or -1)
-    return user_place(frame) if frame is not None else "a finished thread"
 
 
 def waiting_line(ordinal: int, topic: Topic, thread: Optional[int]) -> str:

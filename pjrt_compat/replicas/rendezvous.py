@@ -39,6 +39,10 @@ from pjrt_compat.replicas.watch import (
 
 # Payloads up to this size travel in one append; longer ones in pieces of their own.
 _INLINE = 16 << 10
+# The counter of a meeting holds the processes that have come (and left), those that brought
+# payloads, and whether somebody has declared it failed.
+_CARRIED = 1 << 32
+_FAILED = 1 << 48
 
 
 class MeetingPlace:
@@ -326,15 +330,15 @@ class MeetingPlace:
     ) -> int:
         """Waits for every process of the topic; returns how many carried a payload.
 
-        One counter tells who is last: it counts processes in its lower half and payloads in its
-        upper half. The last one opens the gate, and the last to pass removes both keys.
+        A counter tells who is last. The last one opens the gate, and the last to pass removes both
+        keys. A meeting that has failed stays so, also for those who come later.
         """
         key = topic.store_key()
         gate = key + "/gate"
         count = len(self._processes(topic))
-        arrived = client.add(key, 1 + (carried << 32))
-        if arrived & 0xFFFFFFFF == count:
-            value = b"%d" % (arrived >> 32)
+        arrived = client.add(key, 1 + carried * _CARRIED)
+        if arrived < _FAILED and arrived % _CARRIED == count:
+            value = b"%d" % (arrived // _CARRIED)
             client.set(gate, value)
         else:
             patience = Patience(self, meeting, min(meeting.payloads), time.monotonic())
@@ -342,8 +346,8 @@ class MeetingPlace:
                 value = client.get(gate)
         raise_if_error(value)
         total = int(value)
-        if client.add(key, 1) & 0xFFFFFFFF == 2 * count:
-            client.delete_key(key + "/gate")
+        if client.add(key, 1) % _CARRIED == 2 * count:
+            client.delete_key(gate)
             client.delete_key(key)
         return total
 
@@ -387,13 +391,13 @@ class MeetingPlace:
             text = stores.look_up(client, topic.failure_key())
         return None if text is None else text.decode()
 
-    def close_gate(self, gate: str, error: PjrtCompatError) -> None:
-        """Lets everybody at a gate through, with an error."""
+    def close_gate(self, topic: Topic, error: PjrtCompatError) -> None:
+        """Lets everybody at a gate through, with an error, unless the last has come by now."""
         assert self.clients is not None
         with self.clients.borrow() as client:
-            # Not compare_set: it does not wake those who wait for the key.
-            if stores.look_up(client, gate) is None:
-                client.set(gate, encode_error(error))
+            arrived = client.add(topic.store_key(), _FAILED)
+            if arrived // _FAILED == 1 and arrived % _CARRIED < len(self._processes(topic)):
+                client.set(topic.store_key() + "/gate", encode_error(error))
 
     def read_waiting(self, ordinal: int) -> Optional[Tuple[Topic, str]]:
         """What a replica waits for and where, if it published that."""

@@ -186,14 +186,14 @@ class Watcher:
             self._work.wait()
             time.sleep(GRACE_SECONDS)
             with self._lock:
-                waits = list(self._waits.items())
-            for gate, patience in waits:
+                waits = list(self._waits.values())
+            for patience in waits:
                 if time.monotonic() - patience.started < GRACE_SECONDS:
                     continue
                 try:
                     patience.look_for_a_reason()
                 except PjrtCompatError as error:
-                    self._place.close_gate(gate, error)
+                    self._place.close_gate(patience.meeting.topic, error)
                 except RuntimeError as error:  # the store is gone, and so will be this process
                     _log.debug("the store of the job is gone: %s", error)
                     return
