@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -408,87 +407,3 @@ def check_contract_15_replicas_may_run_different_programs_around_a_collective() 
             xm.mark_step()
     y = xm.all_reduce("max", torch.full((1,), float(me()), device=device()))
     same(y, torch.tensor([world() - 1.0]))
-
-
-# -- against a model -------------------------------------------------------------------------------
-
-_NUMPY = {
-    "sum": np.add,
-    "mul": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-}
-
-
-def random_groups(random: np.random.RandomState, size: int) -> Optional[List[List[int]]]:
-    """None, or a partition into groups of one size in random order."""
-    divisors = [d for d in range(1, size + 1) if size % d == 0]
-    if random.rand() < 0.4:
-        return None
-    order = random.permutation(size)
-    return [[int(o) for o in group] for group in order.reshape(-1, random.choice(divisors))]
-
-
-def random_values(
-    random: np.random.RandomState, shape: Sequence[int], dtype: str
-) -> List[np.ndarray]:
-    if dtype.startswith("float"):
-        return [random.randn(*shape).astype(dtype) for _ in range(world())]
-    return [random.randint(0, 7, size=shape).astype(dtype) for _ in range(world())]
-
-
-def one_random_case(random: np.random.RandomState) -> None:
-    """One collective with arguments drawn alike on all replicas, against left-to-right NumPy."""
-    groups = random_groups(random, world())
-    members = own_group(groups) if groups else list(range(world()))
-    ordered, size = sorted(members), len(members)
-    dtype = str(random.choice(["float32", "float64", "int32", "int64", "uint8"]))
-    dim = int(random.randint(0, 3))
-    shape = [int(n) for n in random.randint(1, 5, size=3)]
-    if random.rand() < 0.1:
-        shape[0] = 3000
-    scatter = list(shape)
-    scatter[dim] *= size
-    names = sorted(_NUMPY) if "int" in dtype else ["max", "min", "mul", "sum"]
-    reduce_type = str(random.choice(names))
-    scale = float(random.choice([1.0, 0.5, 2.0])) if dtype.startswith("float") else 1.0
-    operation = str(random.choice(["reduce", "gather", "scatter", "exchange", "broadcast"]))
-    used = scatter if operation in ("scatter", "exchange") else shape
-    values = random_values(random, used, dtype)
-    x = torch.from_numpy(values[me()]).to(device())
-    reduced = values[ordered[0]]
-    for ordinal in ordered[1:]:
-        reduced = _NUMPY[reduce_type](reduced, values[ordinal])
-    reduced = (reduced * np.array(scale).astype(dtype)).astype(dtype)
-    position = members.index(me())
-    shown_dim = dim if random.rand() < 0.5 else dim - 3
-    if operation == "reduce":
-        result = xm.all_reduce(reduce_type, x, scale, groups)
-        expected = reduced
-    elif operation == "gather":
-        result = xm.all_gather(x, shown_dim, groups=groups, pin_layout=bool(random.randint(2)))
-        expected = np.concatenate([values[o] for o in members], dim)
-    elif operation == "scatter":
-        result = xm.reduce_scatter(reduce_type, x, scale, shown_dim, size, groups)
-        expected = np.split(reduced, size, dim)[position]
-    elif operation == "exchange":
-        target = int(random.randint(0, 3))
-        result = xm.all_to_all(x, shown_dim, target, size, groups)
-        parts = [np.split(values[o], size, dim)[position] for o in members]
-        expected = np.concatenate(parts, target)
-    else:
-        root = members[int(random.randint(1 << 30)) % size]
-        result = xm.broadcast(x, root, groups)
-        expected = values[root]
-    same(result, torch.from_numpy(np.ascontiguousarray(expected)))
-
-
-def check_random_cases_agree_with_numpy() -> None:
-    random = np.random.RandomState(world())
-    for case in range(int(os.environ.get("COLLECTIVE_CASES", "150"))):
-        try:
-            one_random_case(random)
-        except AssertionError as error:
-            raise AssertionError("case {}: {}".format(case, error)) from error

@@ -21,7 +21,7 @@ FLOATS = ["float32", "float64", "float16", "bfloat16"]
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 DTYPES = [*FLOATS, *INTEGERS, "bool", "complex64"]
 OPERATIONS = ["reduce", "gather", "scatter", "exchange", "permute", "broadcast"]
-CASES = int(os.environ.get("COLLECTIVE_CASES", "300"))
+CASES = int(os.environ.get("COLLECTIVE_CASES", "200"))
 # Where each replica leaves a digest of all results, for comparison between layouts.
 DIGESTS = os.environ.get("COLLECTIVE_DIGESTS", "")
 
@@ -359,11 +359,12 @@ def run_cases(seed: int, count: int) -> List[str]:
 
 
 def check_random_collectives_agree_with_the_model() -> None:
-    digests = run_cases(1, CASES)
+    # Eight replicas on two cores take their time.
+    digests = run_cases(1, CASES if world() < 8 else CASES // 2)
     if DIGESTS:
         (Path(DIGESTS) / str(me())).write_text("\n".join(digests))
 
 
 def check_a_second_run_gives_the_same_bits() -> None:
-    count = min(CASES, 60)
+    count = min(CASES, 30)
     assert run_cases(2, count) == run_cases(2, count)

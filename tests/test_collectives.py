@@ -1,7 +1,4 @@
-"""The collectives on CPU replicas, in layouts of processes, threads and both.
-
-COLLECTIVE_CASES raises the number of random cases per layout.
-"""
+"""The collectives on CPU replicas, in layouts of processes, threads and both."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from tests.jobs import Layout, assert_passed, check_names
 
 MODULE = "tests.checks_extremes"
-LAYOUTS = [Layout(2), Layout(4, "cpu:2x2"), Layout(3, "cpu:1x3")]
+LAYOUTS = [Layout(4, "cpu:2x2"), Layout(3, "cpu:1x3")]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -1,6 +1,6 @@
 """Random collectives against a NumPy model, and the same bits in every layout.
 
-COLLECTIVE_CASES is the number of cases per layout (300); 10000 takes some minutes per layout.
+COLLECTIVE_CASES is the number of cases per layout (200); 10000 takes some minutes per layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests import jobs
 from tests.jobs import Layout, check_names
 
 MODULE = "tests.checks_model"
-CASES = int(os.environ.get("COLLECTIVE_CASES", "300"))
+CASES = int(os.environ.get("COLLECTIVE_CASES", "200"))
 TIMEOUT = 120 + CASES * 0.2
 FOUR = [Layout(4), Layout(4, "cpu:2x2"), Layout(4, "cpu:1x4")]
 LAYOUTS = [Layout(3), *FOUR, Layout(8, "v3-8")]
