@@ -158,6 +158,10 @@ def see(i, queue):
 queue = torch.multiprocessing.SimpleQueue()
 xmp.spawn(see, args=(queue,), nprocs=2, start_method="fork")
 assert sorted(queue.get() for _ in range(2)) == [(0, "set", 0), (1, "set", 1)]
+# A forked replica does not stumble over what earlier jobs have left behind.
+import gc
+for turn in range(2):
+    xmp.spawn(lambda i: gc.collect(), nprocs=2, start_method="fork")
 lock = torch.multiprocessing.Lock()
 path = fresh("lambda")
 xmp.spawn(lambda i: jobs.job_writes(i, path, lock.acquire(False)), nprocs=1)

@@ -62,6 +62,13 @@ class Job:
         self.started = time.monotonic()
         self.context: Optional[ReplicaContext] = None
 
+    def close(self) -> None:
+        """Forgets the job: its store and its reports are gone afterwards."""
+        if self in STATE.jobs:
+            STATE.jobs.remove(self)
+        self.reports.cleanup()
+        self.server.close()
+
     def is_running(self) -> bool:
         return self.context is None or any(p.is_alive() for p in self.context.processes)
 
@@ -127,7 +134,9 @@ class ReplicaContext(ProcessContext):
 
     def _reports(self) -> Dict[int, str]:
         """Tracebacks that replicas left, in the order they were written."""
-        found = []
+        found: List[Tuple[int, int, str]] = []
+        if not os.path.isdir(self.job.reports.name):
+            return {}  # told before, by an earlier join()
         for entry in os.scandir(self.job.reports.name):
             with open(entry.path, encoding="utf-8") as file:
                 found.append((entry.stat().st_mtime_ns, int(entry.name), file.read()))
@@ -146,9 +155,8 @@ class ReplicaContext(ProcessContext):
         self._close()
 
     def _close(self) -> None:
-        self.job.reports.cleanup()
         if self.job in STATE.jobs:
-            STATE.jobs.remove(self.job)
+            self.job.close()
             _log.info(
                 "%s, %d names patched: ended after %.1f s",
                 self.job.topology,
@@ -181,8 +189,7 @@ def spawn(
     try:
         context = _start(job, fn, args, daemon, start_method)
     except BaseException:
-        STATE.jobs.remove(job)
-        job.reports.cleanup()
+        job.close()
         raise
     if not join:
         return context
