@@ -358,30 +358,33 @@ def all_gather(call: Call, tensor: torch.Tensor, dim: int, description: str) -> 
     return torch.cat([values[o].view(own.shape) for o in call.group], dim)
 
 
-def reduce_scatter(
-    call: Call, tensor: torch.Tensor, reduce_type: str, scale: float, dim: int, description: str
-) -> torch.Tensor:
+def exchange_parts(
+    call: Call, tensor: torch.Tensor, dim: int, description: str
+) -> Dict[int, torch.Tensor]:
+    """The part of every member's tensor, split along ``dim``, that is meant for the caller."""
     own = to_host([tensor])[0]
     exchange = begin(call, description, None)
     parts = [part.contiguous() for part in own.chunk(len(call.group), dim)]
-    outgoing = dict(zip(call.group, parts))
     incoming = {o: torch.empty_like(parts[0]) for o in exchange.members}
-    exchange_personal(exchange, outgoing, incoming)
-    out = torch.empty_like(parts[0])
-    reduce_in_order(reduce_type, [incoming[o] for o in exchange.members], scale, out)
+    exchange_personal(exchange, dict(zip(call.group, parts)), incoming)
+    return incoming
+
+
+def reduce_scatter(
+    call: Call, tensor: torch.Tensor, reduce_type: str, scale: float, dim: int, description: str
+) -> torch.Tensor:
+    # Members come in ascending order of ordinal.
+    values = list(exchange_parts(call, tensor, dim, description).values())
+    out = torch.empty_like(values[0])
+    reduce_in_order(reduce_type, values, scale, out)
     return out
 
 
 def all_to_all(
     call: Call, tensor: torch.Tensor, split_dim: int, concat_dim: int, description: str
 ) -> torch.Tensor:
-    own = to_host([tensor])[0]
-    exchange = begin(call, description, None)
-    parts = [part.contiguous() for part in own.chunk(len(call.group), split_dim)]
-    outgoing = dict(zip(call.group, parts))
-    incoming = {o: torch.empty_like(parts[0]) for o in exchange.members}
-    exchange_personal(exchange, outgoing, incoming)
-    return torch.cat([incoming[o] for o in call.group], concat_dim)
+    received = exchange_parts(call, tensor, split_dim, description)
+    return torch.cat([received[o] for o in call.group], concat_dim)
 
 
 def collective_permute(

@@ -5,7 +5,6 @@ A patch is applied because of what a probe finds, not because of a version numbe
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import Any
 
@@ -22,18 +21,6 @@ def is_torch_xla() -> bool:
 def lacks_xrt() -> bool:
     """Whether the XRT runtime is gone: its mesh service was bound as ``_xla_rendezvous``."""
     return not hasattr(getattr(module_named("torch_xla"), "_XLAC", None), "_xla_rendezvous")
-
-
-def always() -> bool:
-    return True
-
-
-def accepts_parameter(function: Any, name: str) -> bool:
-    """Whether ``function`` can be called with the keyword ``name``."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins without a signature, or not callable at all
-        return False
 
 
 def versions() -> dict:

@@ -32,6 +32,11 @@ class Topic(NamedTuple):
     description: str
     round: int = 0
 
+    @property
+    def key(self) -> Tuple[str, str, Tuple[int, ...]]:
+        """What replicas of one process gather under, whatever their descriptions."""
+        return self.kind, self.name, self.participants
+
     def clashes_with(self, other: Topic) -> bool:
         """Whether replicas at these two topics mean the same meeting but will never meet."""
         return (self.kind, self.name) == (other.kind, other.name) and (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from pjrt_compat.errors import PjrtCompatError, ReplicaLostError, ReplicaMismatchError
 from pjrt_compat.replicas import store as stores
@@ -45,6 +45,25 @@ _CARRIED = 1 << 32
 _FAILED = 1 << 48
 
 
+class Frame(NamedTuple):
+    """A payload as it travels: whole, or the number of pieces it was stored in."""
+
+    ordinal: int
+    pieces: int
+    payload: bytes
+
+
+def parse_frames(data: bytes) -> List[Frame]:
+    frames = []
+    position = 0
+    while position < len(data):
+        end = data.index(b"\n", position)
+        ordinal, pieces, length = (int(field) for field in data[position:end].split())
+        position = end + 1 + length
+        frames.append(Frame(ordinal, pieces, data[end + 1 : position]))
+    return frames
+
+
 class MeetingPlace:
     """Where the replicas hosted by this process meet.
 
@@ -63,6 +82,11 @@ class MeetingPlace:
         self.replicas = {replica.ordinal: replica for replica in replicas}
         self.processes_of = list(processes_of)
         self.process = self.processes_of[replicas[0].ordinal]
+        # Asked for every message of a collective.
+        self._index_in_process = [
+            self.processes_of[:ordinal].count(process)
+            for ordinal, process in enumerate(self.processes_of)
+        ]
         self.clients = StoreClients(address) if address is not None else None
         self.threads: Dict[int, int] = {}
         self.ended: Set[int] = set()
@@ -80,8 +104,7 @@ class MeetingPlace:
 
     def index_in_process(self, ordinal: int) -> int:
         """Position of a replica among those of its process."""
-        process = self.processes_of[ordinal]
-        return [o for o, p in enumerate(self.processes_of) if p == process].index(ordinal)
+        return self._index_in_process[ordinal]
 
     @classmethod
     def of_process(cls, replicas: Sequence[Replica], address: StoreAddress) -> MeetingPlace:
@@ -176,20 +199,19 @@ class MeetingPlace:
     def _meet(
         self, ordinal: int, topic: Topic, payload: Any, speak: Callable[[Meeting], Any]
     ) -> Any:
-        key = (topic.kind, topic.name, topic.participants)
         if ordinal in self._published:
             self._withdraw(ordinal)
         with self._lock:
-            meeting = self._open.get(key)
+            meeting = self._open.get(topic.key)
             if meeting is None:
                 meeting = Meeting(topic, self._expected(topic), self._lock)
-                self._open[key] = meeting
+                self._open[topic.key] = meeting
             meeting.payloads[ordinal] = payload
             meeting.threads[ordinal] = threading.get_ident()
             mismatch = self._local_mismatch(ordinal, topic, meeting)
             last = len(meeting.payloads) == meeting.expected
             if last and mismatch is None:
-                del self._open[key]
+                del self._open[topic.key]
         if mismatch is not None:
             self.tell_failure([topic, meeting.topic, *mismatch.topics], str(mismatch))
             raise mismatch
@@ -230,7 +252,7 @@ class MeetingPlace:
         for other in [*clashing, meeting]:
             other.error, other.done = error, True
             other.changed.notify_all()
-            self._open.pop((other.topic.kind, other.topic.name, other.topic.participants), None)
+            self._open.pop(other.topic.key, None)
         return error
 
     def _wait_for_speaker(self, ordinal: int, meeting: Meeting) -> Any:
@@ -249,10 +271,7 @@ class MeetingPlace:
                 except BaseException as error:
                     self._finish(meeting, None, error)
                     with self._lock:
-                        self._open.pop(
-                            (meeting.topic.kind, meeting.topic.name, meeting.topic.participants),
-                            None,
-                        )
+                        self._open.pop(meeting.topic.key, None)
                     raise
         if meeting.error is not None:
             raise _copy_for_this_thread(meeting.error)
@@ -272,13 +291,14 @@ class MeetingPlace:
             total = self._gather_processes(client, topic, meeting, carried)
             if total == 0:
                 return {ordinal: payloads.get(ordinal, b"") for ordinal in topic.participants}
-            received = self._receive_payloads(client, key, topic)
+            frames = parse_frames(client.get(key + "/frames"))
+            received = self._receive_payloads(client, key, topic, frames)
             received.update(payloads)
-            self._clean_up(client, key, topic)
+            self._clean_up(client, key, topic, frames)
             return received
 
     def _send_payloads(self, client: Any, key: str, payloads: Dict[int, bytes]) -> int:
-        """Appends a frame per payload; returns how many there are."""
+        """Appends a frame per payload; returns 1 when this process brings any, otherwise 0."""
         frames = b""
         for ordinal, payload in payloads.items():
             if not payload:
@@ -292,33 +312,24 @@ class MeetingPlace:
             client.append(key + "/frames", frames)
         return 1 if frames else 0
 
-    def _receive_payloads(self, client: Any, key: str, topic: Topic) -> Dict[int, bytes]:
+    def _receive_payloads(
+        self, client: Any, key: str, topic: Topic, frames: Sequence[Frame]
+    ) -> Dict[int, bytes]:
         received = dict.fromkeys(topic.participants, b"")
-        frames = client.get(key + "/frames")
-        position = 0
-        while position < len(frames):
-            end = frames.index(b"\n", position)
-            ordinal, pieces, length = (int(field) for field in frames[position:end].split())
-            position = end + 1
-            if pieces and ordinal not in self.replicas:
-                received[ordinal] = stores.get_long(client, "{}/{}".format(key, ordinal), pieces)
-            elif not pieces:
-                received[ordinal] = frames[position : position + length]
-            position += length
+        for frame in frames:
+            if not frame.pieces:
+                received[frame.ordinal] = frame.payload
+            elif frame.ordinal not in self.replicas:
+                long_key = "{}/{}".format(key, frame.ordinal)
+                received[frame.ordinal] = stores.get_long(client, long_key, frame.pieces)
         return received
 
-    def _clean_up(self, client: Any, key: str, topic: Topic) -> None:
+    def _clean_up(self, client: Any, key: str, topic: Topic, frames: Sequence[Frame]) -> None:
         """Removes the payloads when every process has read them."""
         if client.add(key + "/read", 1) < len(self._processes(topic)):
             return
-        frames = client.get(key + "/frames")
-        position = 0
-        while position < len(frames):
-            end = frames.index(b"\n", position)
-            ordinal, pieces, length = (int(field) for field in frames[position:end].split())
-            position = end + 1 + length
-            if pieces:
-                stores.delete_long(client, "{}/{}".format(key, ordinal), pieces)
+        for frame in frames:
+            stores.delete_long(client, "{}/{}".format(key, frame.ordinal), frame.pieces)
         client.delete_key(key + "/frames")
         client.delete_key(key + "/read")
 
